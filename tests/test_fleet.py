@@ -669,8 +669,8 @@ def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
         outcomes = [future.result(LONG_S) for future in asked]
     raw_us = {outcome.measurement.latency_us for outcome in outcomes}
     assert len(raw_us) > 1, "several devices did it"
-    told_us = {round(outcome.latency_us, 9) for outcome in outcomes}
-    assert told_us == {50.0}, "told as cuda:0 would take it"
+    reported_us = {round(outcome.latency_us, 9) for outcome in outcomes}
+    assert reported_us == {50.0}, "reported as cuda:0 would take it"
     devices.close()
 
 

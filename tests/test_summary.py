@@ -32,20 +32,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 # ---- the summary ----------------------------------------------------------------------------
 
 
-def told_of(folder: Path, interval: Interval) -> Summary:
+def reported_of(folder: Path, interval: Interval) -> Summary:
     trials = make_trials(30)
     return summary(make_run(folder, trials, make_result(trials, interval)))
 
 
 def test_interval_that_holds_one_is_no_difference(tmp_path):
-    reported = told_of(tmp_path, Interval(1.01, 0.99, 1.03, 0.95, 5))
+    reported = reported_of(tmp_path, Interval(1.01, 0.99, 1.03, 0.95, 5))
     assert reported.kind == "no difference"
     assert reported.verdict.startswith("No difference from PyTorch: 1.010x")
     assert any("the interval holds 1" in advice.text for advice in reported.warnings)
 
 
 def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
-    reported = told_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
+    reported = reported_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
     assert reported.kind == "no difference"
     assert reported.verdict.startswith(
         "Cannot be distinguished from PyTorch: faster in this race (3.95x)"
@@ -53,7 +53,7 @@ def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
 
 
 def test_slower_is_called_slower(tmp_path):
-    assert told_of(tmp_path, Interval(0.9, 0.88, 0.92, 0.95, 5)).kind == "slower"
+    assert reported_of(tmp_path, Interval(0.9, 0.88, 0.92, 0.95, 5)).kind == "slower"
 
 
 def test_a_fallback_is_said_to_be_one_and_no_advice_asks_for_more(tmp_path):
@@ -67,7 +67,7 @@ def test_a_fallback_is_said_to_be_one_and_no_advice_asks_for_more(tmp_path):
 
 
 def test_interval_without_ends_is_said_in_words(tmp_path):
-    reported = told_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
+    reported = reported_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
     assert reported.certainty == "0.000x to no bound in 95 % of rounds, seen in 1 process alone"
     assert any("one process only" in advice.text for advice in reported.warnings)
 

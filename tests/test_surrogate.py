@@ -392,11 +392,11 @@ def test_a_bound_in_a_source_is_no_time():
             if us[i] > 1.1 * best_us:
                 us[i], is_bound[i] = 1.12 * best_us, True
             best_us = min(best_us, us[i])
-        for is_told, bounds in ((True, is_bound), (False, None)):
+        for is_reported, bounds in ((True, is_bound), (False, None)):
             source = Source("other", part, us, bounds)
             expectation = Expectation(space, encoding, [source])
             expected = expectation.features(encoding.codes(space.rows()))[0]
-            reported[is_told].append(stats.spearmanr(expected, right).statistic)
+            reported[is_reported].append(stats.spearmanr(expected, right).statistic)
     assert np.mean(reported[True]) > 0.2 > np.mean(reported[False]), reported
 
 

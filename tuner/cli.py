@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -116,34 +116,18 @@ def tune(
                 gain, sources = tuning.preview(planned, view)
             print_plan(planned, is_json=json, gain=gain, sources=sources)
             return
+    how: Any = {
+        "overrides": given, "verifies": not record, "devices": devices, "cluster": cluster,
+        "certificate": certificate,
+    }  # fmt: skip
     with interruptible() as stop, watching(stop, is_json=json) as view:
+        how |= {"observer": view, "should_stop": stop}
         if config is not None:
-            run = tuning.tune(
-                loaded,
-                runs_dir=runs_dir,
-                observer=view,
-                should_stop=stop,
-                command=shlex.join(["tune", *sys.argv[1:]]),
-                overrides=given,
-                verifies=not record,
-                force=force,
-                devices=devices,
-                cluster=cluster,
-                certificate=certificate,
-            )
+            command = shlex.join(["tune", *sys.argv[1:]])
+            run = tuning.tune(loaded, runs_dir=runs_dir, command=command, force=force, **how)
         else:
             assert resume is not None
-            run = tuning.resume(
-                resume,
-                overrides=given,
-                observer=view,
-                should_stop=stop,
-                may_move=any_machine,
-                verifies=not record,
-                devices=devices,
-                cluster=cluster,
-                certificate=certificate,
-            )
+            run = tuning.resume(resume, may_move=any_machine, **how)
     print_summary(run, is_json=json)
     if stop():
         raise Interrupted(go_on(run))

@@ -23,7 +23,7 @@ from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
 from tuner.fleet.dispatch import QUEUED
-from tuner.fleets import Source
+from tuner.fleets import Screened, Source
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir, keep
 from tuner.kernel.toolchain import Toolchain
@@ -236,7 +236,7 @@ class Session:
         planned, config = self.planned, self.planned.config
         self.observer.on_stage("preparing the probes and timing the baseline")
         devices = self._source.devices(
-            planned, self.run.path.name, self._terms, builder, self._tell_of
+            Screened(planned, self.run.path.name, self._terms, builder, self._tell_of)
         )
         evaluator = DeviceEvaluator(
             planned.family, devices, facts=planned.facts, builder=builder, keep=self._keep

@@ -200,7 +200,7 @@ class Measurement:
     to_lead: float | None = None
 
     @property
-    def told_us(self) -> float:
+    def reported_us(self) -> float:
         """The latency as the leading device would have it."""
         return self.latency_us * (self.to_lead or 1.0)
 
@@ -252,7 +252,7 @@ class Outcome:
         """The objective: the median latency of a correct candidate, else None."""
         if self.status is not Status.CORRECT or self.measurement is None:
             return None
-        return self.measurement.told_us
+        return self.measurement.reported_us
 
 
 @dataclass(frozen=True, slots=True)

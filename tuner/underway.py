@@ -82,8 +82,8 @@ def underway(run: Run) -> Underway | None:
             found = from_json(Underway, file.read(MAX_BYTES))
     except (OSError, ValidationError):
         return None
-    is_told = found.left_s is None or math.isfinite(found.left_s)
-    return found if is_told else None
+    is_reported = found.left_s is None or math.isfinite(found.left_s)
+    return found if is_reported else None
 
 
 def write_underway(run: Run, now: Underway) -> None:

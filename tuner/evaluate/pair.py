@@ -79,17 +79,17 @@ class Pair:
 
     def rows_taken(self) -> dict[str, tuple[int, int]]:
         """Return at which numbers of rows the contender says that it takes kernels, by way."""
-        found = self._told("rows_taken")
+        found = self._reported("rows_taken")
         return {way: tuple(rows) for way, rows in found.get("rows", {}).items()}
 
     def takes_all_rows(self) -> bool:
         """Let the contender take its kernels at any number of rows; False if a process ended."""
         if not (self._judge.is_alive and self._producer.is_alive):
             return False
-        self._told("take_all_rows")
+        self._reported("take_all_rows")
         return True
 
-    def _told(self, job: str) -> dict[str, Any]:
+    def _reported(self, job: str) -> dict[str, Any]:
         try:
             return self._producer.call(job, {}, timeout_s=self._most_s).data
         except (WorkerCrashed, WorkerTimeout, JobFailed):

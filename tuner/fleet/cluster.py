@@ -230,7 +230,7 @@ class _ClusterFleet:
                 raise DeviceError(not_there(address, certificate, error)) from error
         self._topic = f"tuner-{self._client.id}"
         self._client.subscribe_topic("all", self._changed)
-        self._client.subscribe_topic(self._topic, self._told)
+        self._client.subscribe_topic(self._topic, self._reported)
         end_s = time.monotonic() + CONNECT_S
         while not self._is_heard.wait(0.05):  # until events come: none may be missed
             if time.monotonic() > end_s:
@@ -243,7 +243,7 @@ class _ClusterFleet:
 
     # ---- what happens, in the client's thread ------------------------------------------------
 
-    def _told(self, event: tuple[float, Any]) -> None:
+    def _reported(self, event: tuple[float, Any]) -> None:
         self._is_heard.set()
         try:
             self._events.put(event_from(event[1]))

@@ -70,11 +70,11 @@ def _advice_on_screening(run_data: RunData) -> list[Advice]:
     measurement = best.outcome.measurement if best is not None else None
     if finalist is None or best is None or measurement is None or not finalist.latency_us:
         return []
-    change = finalist.latency_us / measurement.told_us - 1
+    change = finalist.latency_us / measurement.reported_us - 1
     if abs(change) <= DRIFT or (run_data.result is not None and run_data.result.is_fallback):
         return []
     text = (
-        f"screening timed trial {best.number} at {us_words(measurement.told_us)} ± "
+        f"screening timed trial {best.number} at {us_words(measurement.reported_us)} ± "
         f"{percent_words(measurement.noise)}, the race of its file at "
         f"{us_words(finalist.latency_us)}: {percent_words(abs(change))} "
         f"{'more' if change > 0 else 'less'}"
