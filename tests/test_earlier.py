@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from command_line import environment
 from cpu_machine import GPP
+from spaces import feasible
 
 import tuner
 from tuner.capture.half_products import WGMMA_TEMPLATE
@@ -208,7 +209,7 @@ def test_the_same_sizes_and_device_come_before_others(folder, around, runs):
 def test_the_model_starts_from_all_that_another_module_tried(folder, around, runs):
     run = only(runs)
     trials = run.trials()
-    tried = around.space.feasible[:6]
+    tried = feasible(around.space)[:6]
     lines = [replace(trials[0], number=n, params=p) for n, p in enumerate(tried)]
     (run.path / "trials.jsonl").write_text("".join(to_json(t) + "\n" for t in lines[:4]))
     assert sources_from(around, [run.path.name], runs) == []  # too few to mean anything

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from command_line import ROOT, Said, tune
+from spaces import feasible
 from test_search_spaces import cpu_with, search_space
 from tiny_operator import config_text, write_family
 
@@ -72,8 +73,8 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
     of_run, of_file = read_recording(recorded.run.path), read_recording(tmp_path / "again.json.gz")
     # Of what both runs have, the first one's outcome counts.
     assert of_file.space.num_feasible == of_run.space.num_feasible == CONFIGURATIONS
-    for config_id, params in enumerate(of_file.space.feasible):
-        whole = next(p for p in of_run.space.feasible if params.items() <= p.items())
+    for config_id, params in enumerate(feasible(of_file.space)):
+        whole = next(p for p in feasible(of_run.space) if params.items() <= p.items())
         place = of_run.space.index(whole)
         assert of_file.statuses[config_id] == of_run.statuses[place]
         assert of_file.is_bound[config_id] == of_run.is_bound[place]
@@ -137,10 +138,10 @@ def test_the_recorded_space_of_the_cpus_template_is_whole():
     config = load_config(ROOT / "benchmarks/recording_cpu.yaml")
     _, space = search_space(config, cpu_with(512, 32))  # that Xeon's vectors
     assert recording.space.num_feasible == space.num_feasible
-    whole = {tuple(sorted(p.items())) for p in space.feasible}
+    whole = {tuple(sorted(p.items())) for p in feasible(space)}
     found = {
         tuple(sorted(FAMILY.renamed({"template": "cpu", **p}).items()))
-        for p in recording.space.feasible
+        for p in feasible(recording.space)
     }
     assert found == whole and not recording.is_bound.any()
     assert (recording.kernel, recording.device) == (
@@ -157,7 +158,7 @@ FLAGSHIP = ROOT / "tests" / "recordings" / "flagship_33_h200.json.gz"
 def test_the_recorded_flagship_space_is_part_of_what_its_config_lists():
     recording = read_recording(FLAGSHIP)
     space = plan(load_config(ROOT / "benchmarks/recording_33.yaml"), may_assume=True).space
-    recorded = [FAMILY.renamed(params) for params in recording.space.feasible]
+    recorded = [FAMILY.renamed(params) for params in feasible(recording.space)]
     for params in recorded:  # what triton has in common with others was at its default
         completed = space.complete(params)
         assert completed is not None and params.items() <= completed.items()

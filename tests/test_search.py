@@ -671,7 +671,7 @@ def test_of_several_devices_a_resumed_search_asks_what_an_uninterrupted_one_asks
 
 
 def test_of_several_devices_a_slow_candidate_keeps_no_other_waiting(bench):
-    first = make_space().feasible[0]
+    first = make_space().at(0)
     devices = Devices(ahead=3, most=20, order_of=lambda params: int(params == first))
     bench.search(devices, sampler="grid", trials=20, at_once=3)
     assert bench.trials[-1].params == first and bench.trials[-1].question == 0
@@ -684,7 +684,7 @@ def test_of_several_devices_equal_machine_code_names_the_trial_it_is_reported_as
             outcome = super().finish(pending, number, best_us)
             return replace(outcome, same_as=1) if number == 4 else outcome
 
-    first = make_space().feasible[0]
+    first = make_space().at(0)
     devices = Same(ahead=3, most=12, order_of=lambda params: int(params == first))
     bench.search(devices, sampler="grid", trials=12, at_once=3)
     one, same = (next(t for t in bench.trials if t.question == n) for n in (1, 4))

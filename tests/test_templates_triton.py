@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy
 import pytest
 from families import built_in
+from spaces import feasible
 
 from tuner.errors import InputError
 from tuner.machine.datasheets import known_device
@@ -119,7 +120,7 @@ def feasible_precisions(facts: dict, *values: str) -> set[str]:
     space = SearchSpace.build(
         family.parameters(["triton"], varied, {}), family.constraints(["triton"], varied), facts
     )
-    return {str(params["precision"]) for params in space.feasible}
+    return {str(params["precision"]) for params in feasible(space)}
 
 
 def test_defaults_can_work_with_every_precision_and_an_unknown_one_is_infeasible() -> None:

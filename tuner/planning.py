@@ -128,7 +128,7 @@ class Planned:
 
     def example(self) -> Candidate:
         """Render the first feasible configuration."""
-        return self.family.render(self.space.feasible[0], self.facts)
+        return self.family.render(self.space.at(0), self.facts)
 
 
 def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:

@@ -59,7 +59,7 @@ class InFlight(Generic[P]):
     number: int  # of the question
     trial: optuna.Trial
     params: Params
-    config_id: int  # in `space.feasible`
+    config_id: int
     started_at: str
     pending: P | None = None  # None for a trial of an earlier session
     outcome: Outcome | None = None  # once there is one

@@ -50,7 +50,7 @@ class Recording:
         kernel: what was tuned, as the source calls it; empty where it does not say.
         device: where; empty where the source does not say.
         space: exactly the recorded configurations are feasible in it, in order of declaration.
-        keys: by config id in `space.feasible`, the configuration's key in the source: the
+        keys: by config id, the configuration's key in the source: the
             values in the source's own order, joined by commas (nothing for an absent one).
         latency_us: float64 (n,), NaN where the configuration failed.
         is_bound: bool (n,), where measuring was stopped early: the configuration is slower than

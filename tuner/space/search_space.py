@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,11 +111,6 @@ class SearchSpace:
         """Whether `rows()` may be asked for all configurations at once."""
         return isinstance(self._set, Listed)
 
-    @property
-    def feasible(self) -> Sequence[Params]:
-        """Every feasible configuration, each made when it is looked at."""
-        return _Feasible(self)
-
     # ---- many at once: value indices and config ids -----------------------------------------
 
     def rows(self, config_ids: NDArray[np.integer] | None = None) -> ValueIndices:
@@ -212,10 +206,14 @@ class SearchSpace:
     # ---- one at a time: params --------------------------------------------------------------
 
     def coordinates(self, config_id: int) -> tuple[int, ...]:
-        """Return the value indices of `feasible[config id]`."""
+        """Return the value indices of a feasible configuration."""
         if not 0 <= config_id < self.num_feasible:
             raise IndexError(config_id)
         return tuple(self._set.rows(np.array([config_id]))[0].tolist())
+
+    def at(self, config_id: int) -> Params:
+        """Return the feasible configuration of that config id."""
+        return self.params_of(self.coordinates(config_id))
 
     def params_of(self, value_indices: Sequence[int] | ValueIndices) -> Params:
         """Return the configuration with the given value indices, whether it is feasible or not."""
@@ -227,7 +225,7 @@ class SearchSpace:
         }
 
     def index(self, params: Mapping[str, Value]) -> int | None:
-        """Return the config id of `params` in `feasible`, None when it is not there."""
+        """Return the config id of `params`, None where they are not feasible."""
         value_indices = []
         for parameter in self.parameters:
             value_index = len(parameter.values)
@@ -260,7 +258,7 @@ class SearchSpace:
                     value_indices.add(parameter.values.index(wanted[parameter.name]))
             allowed.append(value_indices)
         config_id = self._set.first(allowed)
-        return None if config_id is None else self.params_of(self.coordinates(config_id))
+        return None if config_id is None else self.at(config_id)
 
 
 def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:
@@ -271,30 +269,3 @@ def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:
     while len(drawn) < num:
         drawn = np.unique(np.concatenate([drawn, rng.integers(count, size=num)]))
     return rng.permutation(drawn)[:num]
-
-
-class _Feasible(Sequence[Params]):
-    """The feasible configurations, each made from its value indices when it is looked at."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-
-    def __len__(self) -> int:
-        return self._space.num_feasible
-
-    @overload
-    def __getitem__(self, config_id: int) -> Params: ...
-    @overload
-    def __getitem__(self, config_id: slice) -> list[Params]: ...
-    def __getitem__(self, config_id: int | slice) -> Params | list[Params]:
-        if isinstance(config_id, slice):
-            return [self[i] for i in range(*config_id.indices(len(self)))]
-        place = config_id + len(self) if config_id < 0 else config_id
-        return self._space.params_of(self._space.coordinates(place))
-
-    def __iter__(self) -> Iterator[Params]:
-        num, chunk = len(self), 1000  # at once: ten times faster than one by one
-        for start in range(0, num, chunk):
-            rows = self._space.rows(np.arange(start, min(start + chunk, num)))
-            for value_indices in rows.tolist():
-                yield self._space.params_of(value_indices)
