@@ -199,13 +199,6 @@ class Graph:
         return {name: tuple(nodes) for name, nodes in found.items()}
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of what a call needs at the least: all that is given, and the outputs."""
-        nodes = _by_name(self.nodes)
-        outputs = [nodes[name] for name in dict.fromkeys(self.outputs) if name in nodes]
-        return sum(t.num_bytes for t in self.given) + sum(node.num_bytes for node in outputs)
-
-    @property
     def key(self) -> str:
         """Content key: equal for graphs that compute the same in the same way, whatever names.
 
