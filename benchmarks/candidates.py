@@ -116,7 +116,7 @@ def refusal(
     name = str(params["template"])
     varied = {k: (v,) for k, v in params.items() if k != "template"}
     for shape in sizes:
-        facts = {**device.facts(), **family.sizes, **shape}
+        facts = {**device.facts(), **family.op.sizes, **shape}
         try:
             SearchSpace.build(
                 family.parameters([name], varied), family.constraints([name], varied), facts

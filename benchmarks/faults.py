@@ -275,8 +275,8 @@ def kill_tunings(folder: Path, kills: int, draw: random.Random, devices: int) ->
         content = (path / "trials.jsonl").read_bytes() if (path / "trials.jsonl").exists() else b""
         torn += bool(content) and not content.endswith(b"\n")
         trials = open_run(path).trials()
-        told = sum(" #" in line for line in (folder / "out.txt").read_text().splitlines())
-        lost += max(0, len(known) + told - len(trials)) + (trials[: len(known)] != known)
+        reported = sum(" #" in line for line in (folder / "out.txt").read_text().splitlines())
+        lost += max(0, len(known) + reported - len(trials)) + (trials[: len(known)] != known)
         doubled += len(trials) - len({tuple(t.params.items()) for t in trials})
         doubled += [t.number for t in trials] != list(range(len(trials)))
         known = trials
@@ -290,14 +290,15 @@ def kill_tunings(folder: Path, kills: int, draw: random.Random, devices: int) ->
         last = _tuner(["--resume", str(path), "--trials", str(len(known) + 2)], folder, out)
     code = last.wait()
     result = open_run(path).result()
-    is_proved = bool(result and result.exported and result.exported.check.is_accepted)
+    is_verified = bool(result and result.exported and result.exported.check.is_accepted)
     print(
         f"tuning: {done} kills, {len(known)} trials: {lost} lost, {doubled} doubled, "
         f"{torn} half-written lines dropped, {stray} processes left after {GONE_WITHIN_S:.0f} s; "
-        f"then resumed to its end: exit code {code}, export {'' if is_proved else 'NOT '}proved",
+        f"then resumed to its end: exit code {code}, "
+        f"export {'' if is_verified else 'NOT '}verified",
         flush=True,
     )
-    return not lost and not doubled and not stray and code == 0 and is_proved
+    return not lost and not doubled and not stray and code == 0 and is_verified
 
 
 def _tuner(given: list[str], folder: Path, out: IO[str]) -> subprocess.Popen[bytes]:

@@ -46,7 +46,7 @@ def main() -> int:
     parser = arguments(__doc__.split("\n", maxsplit=1)[0], trials=3000, timeout="60s")
     parser.add_argument("--accuracy", choices=CLASSES, default="float32")
     parser.add_argument("--templates", help="only these, comma between; all of the space")
-    parser.add_argument("--finalists", type=int, help="proved and raced for each shape")
+    parser.add_argument("--finalists", type=int, help="verified and raced for each shape")
     parser.add_argument("--processes", type=int, help="sets of processes that race")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()

@@ -99,8 +99,8 @@ def reason_of(said: str) -> str:
     for i, line in enumerate(rest):
         if "[Previous line repeated" in line:
             kept |= {*range(max(0, i - FRAME_LINES), i + 1)}
-    told = "\n".join(rest[i] for i in sorted(kept))
-    return f"{lines[first]}\n{told[-MOST_CHARS:]}".rstrip()
+    reported = "\n".join(rest[i] for i in sorted(kept))
+    return f"{lines[first]}\n{reported[-MOST_CHARS:]}".rstrip()
 
 
 def in_short(summary: dict[str, Any]) -> dict[str, Any]:

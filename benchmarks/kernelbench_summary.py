@@ -125,9 +125,9 @@ def table_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
         if "low" in interval:
             bounds = f" [{interval['low']:.2f}, {interval['high']:.2f}]"
         others = [(entry.get(what) or {}).get("speedup") for what in ("normal_inputs", "step")]
-        told = ["" if s is None else f"{s:.2f}x" for s in (*others, compiled_of(entry))]
+        reported = ["" if s is None else f"{s:.2f}x" for s in (*others, compiled_of(entry))]
         device = entry["device"].removeprefix("NVIDIA ").split()[0]
-        cells = [f"#{n}", f"{interval['speedup']:.2f}x{bounds}", *told]
+        cells = [f"#{n}", f"{interval['speedup']:.2f}x{bounds}", *reported]
         lines.append(f"| {' | '.join([*cells, f'{device}, ' + entry['date']])} |")
     return [*lines, "", f"Nothing to gain: {', '.join(equal)}." if equal else ""]
 

@@ -221,8 +221,8 @@ def main() -> None:
             harming.join()
             cluster.close()
         found = ended(listed, folder / "harmed", options)
-        told = ", ".join(f"{count} {what}" for what, count in cluster.kills.items())
-        print(f"harmed: {time.monotonic() - began_s:.0f} s; killed: {told}; exit code {code}")
+        reported = ", ".join(f"{count} {what}" for what, count in cluster.kills.items())
+        print(f"harmed: {time.monotonic() - began_s:.0f} s; killed: {reported}; exit code {code}")
         differing = [name for name in alone if alone[name] != found[name]]
         for name in differing:
             print(f"{name}:\n  alone  {alone[name]}\n  harmed {found[name]}")

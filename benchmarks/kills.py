@@ -98,7 +98,7 @@ CONFIG = {
     "measure": {"finalists": "20ms", "num_finalists": 2, "num_processes": 2},
 }
 LONGEST_S = 12.0  # of a verification, from which the moments are drawn
-MOST_S = 240.0  # of a sitting that is not killed
+MOST_S = 240.0  # of a session that is not killed
 
 
 def write_problem(folder: Path) -> None:

@@ -5,7 +5,7 @@
     python -m benchmarks.recording RUN [RUN|FILE ...] --out recording.json.gz
     tune replay recording.json.gz --sampler surrogate --sampler tpe --sampler random
 
-The runs are sittings or seeds of one recording: the same operator, sizes, accuracy class and kind
+The runs are sessions or seeds of one recording: the same operator, sizes, accuracy class and kind
 of device. A file that this script wrote may stand for a run. Of a configuration that several have,
 the first one's outcome counts. The file is T4 (`tuner.search.recorded`), without what a search
 does not look at: samples, reasons, parameters that never vary. Times have four digits, which is
@@ -30,7 +30,7 @@ from tuner.search.t4 import LOWER_BOUND, to_t4
 SAME = ("kernel_name", "sizes", "accuracy", "device_name")  # of all that become one recording
 
 
-def sitting(path: Path) -> dict[str, Any]:
+def session(path: Path) -> dict[str, Any]:
     """Return what a run recorded, or an earlier recording, as a T4 document.
 
     Args:
@@ -65,10 +65,10 @@ def merged(paths: Sequence[Path]) -> dict[str, Any]:
         InputError: they are not of the same problem and device, or no recordings.
         StorageError: a run cannot be read.
     """
-    sittings = [sitting(path) for path in paths]
-    first = sittings[0]
+    sessions = [session(path) for path in paths]
+    first = sessions[0]
     results: dict[str, dict[str, Any]] = {}
-    for path, document in zip(paths, sittings, strict=True):
+    for path, document in zip(paths, sessions, strict=True):
         for name in SAME:
             got, expected = document["metadata"].get(name), first["metadata"].get(name)
             if got != expected:

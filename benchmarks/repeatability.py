@@ -64,7 +64,7 @@ def interval_of(race: Race, over: int, lane: int) -> Interval:
     return ratio_interval([list(zip(a, b, strict=True)) for a, b in processes])
 
 
-def told(interval: Interval) -> str:
+def reported(interval: Interval) -> str:
     return f"{interval.speedup:.4f}x [{interval.low:.4f}, {interval.high:.4f}]"
 
 
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num_inside = sum(stated.low <= ratio <= stated.high for ratio in later)
     width = max(stated.high / stated.speedup, stated.speedup / stated.low) - 1
     print(
-        f"repeated: {num_inside} of {len(later)} processes inside the stated {told(stated)}, "
+        f"repeated: {num_inside} of {len(later)} processes inside the stated {reported(stated)}, "
         f"{100 * width:.2f} % to either side; they told {min(later):.4f}x to {max(later):.4f}x",
         flush=True,
     )
@@ -135,8 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         slower.write_text(text, encoding="utf-8")
         both = race([own, own, Contender.of_file(slower, is_deterministic=False)], options.first)
     same, different = interval_of(both, 1, 2), interval_of(both, 3, 1)
-    print(f"identical: {told(same)}: {same.verdict}", flush=True)
-    print(f"{EXTRA:.0%} more work: {told(different)}: {different.verdict}", flush=True)
+    print(f"identical: {reported(same)}: {same.verdict}", flush=True)
+    print(f"{EXTRA:.0%} more work: {reported(different)}: {different.verdict}", flush=True)
     is_right = same.verdict == "no difference" and different.verdict == "faster"
     return 0 if is_right and num_inside >= SHARE * len(later) else 1
 

@@ -132,8 +132,8 @@ def summed_up(text: str) -> tuple[int | None, str]:
         r"^={9} (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", text, re.M
     )
     said = [line[9:].strip() for line in text.splitlines() if line.startswith("=========")]
-    told = re.compile(r"COMPUTE-SANITIZER$|\S* ?SUMMARY:|Target application returned")
-    messages = [line for line in said if line and not told.match(line)]
+    reported = re.compile(r"COMPUTE-SANITIZER$|\S* ?SUMMARY:|Target application returned")
+    messages = [line for line in said if line and not reported.match(line)]
     if not found:
         return None, messages[0] if messages else ""
     return sum(int(number) for pair in found for number in pair if number), " ".join(messages[:2])

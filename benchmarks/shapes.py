@@ -69,11 +69,11 @@ def row(shape: Shape, run: Run) -> Sequence[str]:
     assert result is not None  # `tune` raises where there is none
     first = (shape.label, shape.why, run.environment().accuracy)
     winner = "PyTorch's own" if result.is_fallback else _winner(run, result.winner)
-    proof = result.exported
-    if proof is None or proof.interval is None or proof.latency_us is None:
-        reason = (proof.error or proof.check.reason) if proof else "no export"
+    verified = result.exported
+    if verified is None or verified.interval is None or verified.latency_us is None:
+        reason = (verified.error or verified.check.reason) if verified else "no export"
         return (*first, winner, "", "", "", f"rejected: {reason}", "", "")
-    interval, probe = proof.interval, proof.check.probes[0]
+    interval, probe = verified.interval, verified.check.probes[0]
     verdict: str = interval.verdict
     if result.is_fallback:
         best = next(f for f in result.finalists if f.trial == result.winner).interval
@@ -82,8 +82,8 @@ def row(shape: Shape, run: Run) -> Sequence[str]:
     return (
         *first,
         winner,
-        _time(proof.baseline_us or 0.0),
-        _time(proof.latency_us),
+        _time(verified.baseline_us or 0.0),
+        _time(verified.latency_us),
         f"{interval.speedup:.2f}x [{interval.low:.2f}, {interval.high:.2f}]",
         verdict,
         f"{probe.rms_rel:.1e} ({probe.baseline_rms_rel:.1e})",

@@ -123,7 +123,11 @@ def kernel_text(planned: Planned) -> str:
     """
     bodies = {}
     for load in LOADS:
-        params = next(p for p in planned.space.feasible if p["load"] == load)
+        params = next(
+            p
+            for p in map(planned.space.at, range(planned.space.num_feasible))
+            if p["load"] == load
+        )
         text = planned.family.render(params, planned.facts).source
         common = "constexpr bool kIsScaled = " + _between(
             text, "constexpr bool kIsScaled = ", "// The end of a fused Linear"
@@ -168,7 +172,10 @@ def _replaced(text: str, old: str, new: str) -> str:
 def job(planned: Planned, seconds: float, seed: int) -> dict[str, Any]:
     """Return all that the other Python is told, JSON-able."""
     names = [*NUMBERS, "load"]
-    feasible = [[params[name] for name in names] for params in planned.space.feasible]
+    feasible = [
+        [params[name] for name in names]
+        for params in map(planned.space.at, range(planned.space.num_feasible))
+    ]
     values = {p.name: list(p.values) for p in planned.space.parameters if p.name in names}
     return {
         "kernel": KERNEL,

@@ -37,7 +37,7 @@ class Row:
         """Whether a test belongs to this line."""
         return file in self.files and re.search(self.names, name) is not None
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Return the line's numbers in words."""
         tried = sum(n for end, n in self.ends.items() if end != "skipped")
         text = f"{tried} tried, {self.ends.get('passed', 0)} {self.done}"
@@ -133,7 +133,7 @@ def main() -> int:
     is_fine, drawn = run_suites(table)
     for row in table:
         cases = f"; {drawn} cases drawn by hypothesis" if row.what == FUZZ else ""
-        print(f"{row.what:28} {row.told()}{cases}", flush=True)
+        print(f"{row.what:28} {row.reported()}{cases}", flush=True)
     if options.kills:
         survived, lines = run_kills(options.kills)
         is_fine = is_fine and survived

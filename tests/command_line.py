@@ -162,7 +162,7 @@ def all_children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:
-    """Whether none is left but for zombies, which somebody else has to bury."""
+    """Whether none is left but for zombies, which somebody else has to reap."""
 
     def is_left(process: psutil.Process) -> bool:
         try:

@@ -78,7 +78,7 @@ class Doubling:
     def started(self):
         with self.lock:
             if self.child is None or self.child.poll() is not None:
-                self.bury()
+                self.reap()
                 self.child = subprocess.Popen(
                     [sys.executable, "-S", "-c", CHILD],
                     stdin=subprocess.PIPE,
@@ -92,7 +92,7 @@ class Doubling:
         with (self.folder / "journal").open("a") as file:
             file.write(f"{time.monotonic()} {self.device} {what}\n")
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         if self.child is not None:
             self.child.kill()
             self.child.wait()
@@ -102,4 +102,4 @@ class Doubling:
 
     def close(self):
         with self.lock:
-            self.bury()
+            self.reap()

@@ -120,7 +120,7 @@ def search_space(
     """Return the space of one configuration on an H200; InputError where it cannot run."""
     family = built_in("gemm_scale_batchnorm")
     varied = {name: (value,) for name, value in {"stats": "two_pass", **params}.items()}
-    facts = {**known_device("NVIDIA H200").facts(), **family.sizes, **(sizes or {})}
+    facts = {**known_device("NVIDIA H200").facts(), **family.op.sizes, **(sizes or {})}
     return SearchSpace.build(
         family.parameters([template], varied), family.constraints([template], varied), facts
     )

@@ -83,8 +83,8 @@ def result(made: Sequence[Trial], interval: Interval | None = None) -> Result:
         (t for t in made if t.outcome.latency_us), key=lambda t: t.outcome.latency_us or 0.0
     )
     interval = interval or Interval(2.0, 1.9, 2.1, 0.95, 5)
-    proof = Finalist(winner.number, accepted(), interval, 1500.0, BASELINE_US, 0.002)
-    return Result(winner.number, (proof,), (winner.number,), proof, "export/model_new.py")
+    verified = Finalist(winner.number, accepted(), interval, 1500.0, BASELINE_US, 0.002)
+    return Result(winner.number, (verified,), (winner.number,), verified, "export/model_new.py")
 
 
 def raced(trial_number: int, speedup: float) -> Finalist:
@@ -97,8 +97,8 @@ def raced(trial_number: int, speedup: float) -> Finalist:
 def raced_result(made: Sequence[Trial], speedup: float) -> Result:
     """A result whose figures are those of its samples."""
     usual = result(made)
-    proof = raced(usual.winner, speedup)
-    return replace(usual, finalists=(proof,), exported=proof)
+    verified = raced(usual.winner, speedup)
+    return replace(usual, finalists=(verified,), exported=verified)
 
 
 def made_run(

@@ -206,7 +206,7 @@ def derive(folder: Path, name: str, text: str):
     path = folder / f"{name}.py"
     path.write_text(text)
     problem = load_problem(path)
-    graph = capture(problem, with_sizes=False)
+    graph = capture(problem)
     settings = settings_of(problem.make_model(0), False)
     resized = with_another_batch(problem, graph)
     forwards = [Captured(g) for g in (graph, resized) if g]

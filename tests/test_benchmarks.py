@@ -120,7 +120,7 @@ def test_every_configuration_of_the_ablation_can_run_and_each_idea_is_one_of_its
         ("Memset (Device)", "other"),
     ],
 )
-def test_a_kernels_stage_is_told_by_its_name(kernel, stage):
+def test_a_kernels_stage_is_known_by_its_name(kernel, stage):
     assert ablation.stage_of(kernel) == stage
 
 

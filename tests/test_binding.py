@@ -444,7 +444,7 @@ def test_a_bound_operator_can_be_unloaded(family, built):
         assert str(path) not in Path("/proc/self/maps").read_text()
 
 
-def test_an_artefact_without_a_step_or_none_at_all_is_told(family, built, tmp_path):
+def test_an_artefact_without_a_step_or_none_at_all_is_reported(family, built, tmp_path):
     candidate = family.render({"template": "plain"})
     path = built(candidate)
     step = Step("call", "fused_dense_other", ())

@@ -271,8 +271,8 @@ def test_kernels_run_at_the_rows_that_the_file_says_and_the_reference_elsewhere(
     module = made.module
     module["fused_op"] = counted("kernels", module["fused_op"])
     module["Model"].forward = counted("reference", module["Model"].forward)
-    told = with_rows(made.family.model_new, {"call": (8, 64), "step": (16, 40)})
-    exec(re.search(rf"^{ROWS_NAME} = .*\n_LEAST_ROWS = .*$", told, re.MULTILINE)[0], module)
+    reported = with_rows(made.family.model_new, {"call": (8, 64), "step": (16, 40)})
+    exec(re.search(rf"^{ROWS_NAME} = .*\n_LEAST_ROWS = .*$", reported, re.MULTILINE)[0], module)
     expected = {1: "reference", 7: "reference", 8: "kernels", 64: "kernels", 65: "reference"}
     for rows, who in expected.items():
         inputs = made.inputs(3, rows)
@@ -303,9 +303,9 @@ def test_the_line_is_read_at_each_call_and_compiles_with_the_module(tmp_path):
     assert has_rows(text) and with_rows(text, None) == text
     assert ways_in(text) == ("call", "step")
     assert ways_in(without_steps(text)) == ("call",)
-    told = with_rows(text, {"call": (8, MOST), "step": NO_ROWS})
-    assert f"\n{ROWS_NAME} = {{'call': (8, {MOST}), 'step': ({MOST}, 0)}}  # fewest" in told
-    assert with_rows(told, None) == text
+    reported = with_rows(text, {"call": (8, MOST), "step": NO_ROWS})
+    assert f"\n{ROWS_NAME} = {{'call': (8, {MOST}), 'step': ({MOST}, 0)}}  # fewest" in reported
+    assert with_rows(reported, None) == text
     made.module |= {ROWS_NAME: {"call": (8, MOST), "step": NO_ROWS}, "_LEAST_ROWS": 8}
     whole = torch.compile(made.mine, backend="eager", fullgraph=True, dynamic=True)
     for rows in (4, 6):  # with symbols for sizes
@@ -367,7 +367,7 @@ def test_a_module_of_fixed_sizes_has_nothing_to_decide(name, tmp_path):
     assert with_rows(text, {"call": (8, MOST), "step": (8, MOST)}) == text
 
 
-# ---- what a sitting keeps --------------------------------------------------------------------
+# ---- what a session keeps --------------------------------------------------------------------
 
 
 class FakeFile(SimpleNamespace):
@@ -392,7 +392,7 @@ def file_of(task, **more) -> FakeFile:
     return file
 
 
-def test_what_was_measured_is_not_measured_again_by_a_later_sitting(run, tmp_path, monkeypatch):
+def test_what_was_measured_is_not_measured_again_by_a_later_session(run, tmp_path, monkeypatch):
     found = ByBatch(16, (at(16, 2.0),), {"call": (16, MOST), "step": NO_ROWS}, key="k")
     asked: list[str] = []
     monkeypatch.setattr(Batching, "_measured", lambda self, file: asked.append("") or found)
@@ -492,9 +492,11 @@ def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(ver
     assert "batch 2, by kernels" in again and "as given, by kernels" not in again
     # What is never taken has no kernels, and what is no pair of numbers says nothing.
     for said in ('{"call": (2**63 - 1, 0)}', '{"call": "few", "step": (1, 2.0)}', "[3]", "None"):
-        told = re.sub(r"_FUSED_ROWS = .*", f"_FUSED_ROWS = {said}", right, count=1)
-        told = told.replace('_FUSED_ROWS is None or len(x) >= _FUSED_ROWS["call"][0]', "False")
-        assert names(checked(verifier, tmp_path, told)) == own
+        reported = re.sub(r"_FUSED_ROWS = .*", f"_FUSED_ROWS = {said}", right, count=1)
+        reported = reported.replace(
+            '_FUSED_ROWS is None or len(x) >= _FUSED_ROWS["call"][0]', "False"
+        )
+        assert names(checked(verifier, tmp_path, reported)) == own
 
 
 def test_a_file_that_leaves_the_timed_size_to_the_reference_is_no_difference(tmp_path):

@@ -81,21 +81,21 @@ def test_what_ended_without_a_result_is_over_until_its_file_or_its_options_chang
 
 def test_problems_are_refused_side_by_side_and_not_asked_again(tmp_path):
     write(tmp_path, "a.yaml", "b.yaml")
-    told: list[str] = []
+    reported: list[str] = []
     campaign = Campaign(
         problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cpu:0", "cpu:1"), PARTS),
-        on_change=told.append,
+        on_change=reported.append,
     )  # fmt: skip
     states = campaign.work()
     assert {state.status for state in states.values()} == {"refused"}
     assert all("unknown operator 'nothing'" in state.reason for state in states.values())
-    assert told[:2] == ["a: begins on cpu:0", "b: begins on cpu:1"]
+    assert reported[:2] == ["a: begins on cpu:0", "b: begins on cpu:1"]
     summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
     assert [row["problem"] for row in summary] == ["a", "b"]
     assert (tmp_path / "runs" / "summary.txt").read_text() == format_table(states) + "\n"
-    told.clear()
+    reported.clear()
     assert campaign.work() == states
-    assert told == ["2 of 2 problems are done already"]
+    assert reported == ["2 of 2 problems are done already"]
 
 
 def test_several_problems_share_a_device_where_that_is_asked_for(tmp_path):
@@ -181,8 +181,8 @@ def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
     assert states_of(problems, runs, [])["one"].status == "waiting"
     os.utime(problems[0].path, (1.0, 1.0))
 
-    told: list[str] = []
-    campaign = Campaign(problems, runs, ["--trials", "100"], on_change=told.append)
+    reported: list[str] = []
+    campaign = Campaign(problems, runs, ["--trials", "100"], on_change=reported.append)
     campaign.work(should_stop=lambda: is_locked(Run(state.run)))
-    assert told == ["one: goes on"]
+    assert reported == ["one: goes on"]
     assert [run.name for run in runs.glob("*doubled*")] == [state.run.name], "it is the same run"

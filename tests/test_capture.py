@@ -330,7 +330,6 @@ def test_in_eval_mode_batch_norm_reads_its_buffers_and_dropout_is_nothing(tmp_pa
 def test_parameters_have_their_names_and_tied_ones_one_of_them(tmp_path):
     graph = captured(tmp_path, *MODULES["tied parameters"])
     assert {t.name for t in graph.parameters} == {"a.weight", "a.bias", "b.bias"}
-    assert graph.tied == {"b.weight": "a.weight"}
 
 
 def test_a_number_stays_an_argument_where_operators_take_tensors(tmp_path):
@@ -348,22 +347,10 @@ def test_an_input_and_a_parameter_of_one_name_are_two_values(tmp_path):
     assert {t.name for t in graph.given} == {"x", "x_"}
 
 
-def test_sizes_say_which_axes_are_free_and_which_are_tied(tmp_path):
-    graph = captured(
-        tmp_path,
-        "self.a = nn.Linear(6, 3)",
-        "return self.a(x) @ y, torch.cat([x[:, 0], x[:, 1]]) + z",
-        "torch.randn(4, 6), torch.randn(3, 7), torch.randn(8)",
-        "x, y, z",
-    )
-    assert graph.sizes == {"x.0": "x.0", "y.1": "y.1", "z.0": "2*x.0"}
-    assert not graph.notes
-
-
 def test_the_key_ignores_names_and_sees_what_is_computed(tmp_path):
     def key(init: str, forward: str, arguments: str = "x, y") -> str:
         text = model_text(init, forward, f"{X}, {X}", arguments)
-        return capture(problem_of(tmp_path, text), with_sizes=False).key
+        return capture(problem_of(tmp_path, text)).key
 
     init = "self.w = nn.Parameter(torch.ones(6)); self.v = nn.Parameter(torch.zeros(6))"
     first = key(init, "a = x * self.w; b = y * self.v; return a + b")
@@ -378,7 +365,7 @@ def test_the_key_ignores_names_and_sees_what_is_computed(tmp_path):
 def test_users_and_values_by_name(tmp_path):
     graph = capture(problem_of(tmp_path, model_text("pass", "return x * x + x", X)))
     square, total = graph.nodes
-    assert graph.users()["x"] == (square, total)
+    assert graph.users["x"] == (square, total)
     assert graph.value("x") == graph.inputs[0]
     assert graph.value(total.name) is total
     with pytest.raises(KeyError):
@@ -394,12 +381,9 @@ def test_nothing_of_100_gigabytes_is_allocated(tmp_path):
     problem = problem_of(tmp_path, text)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     graph = capture(problem)
-    assert graph.num_bytes > 300e9
+    values = [*graph.given, *map(graph.value, graph.outputs)]
+    assert sum(value.num_bytes for value in values) > 300e9
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1e6  # KiB
-    with pytest.raises(
-        CaptureError, match=r"take 343\.\d GB; expected at most 80\.0 GB\n  next: "
-    ):
-        capture(problem, memory=80 * 10**9)
 
 
 def test_what_the_file_prints_is_not_on_stdout(tmp_path, capsys):

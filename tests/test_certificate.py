@@ -25,7 +25,7 @@ from tuner.export.certificate import (
 )
 from tuner.kernel.family import builtin_folder
 from tuner.machine.limits import clocks_of
-from tuner.recheck import Repeated, reference_for
+from tuner.recheck import Rechecked, reference_for
 from tuner.trial import Check, Interval, ProbeResult, to_json
 from tuner.tuning import verify_certificate
 
@@ -208,15 +208,15 @@ def test_an_error_where_there_was_none_is_growth():
     assert room._growth(float("nan"), 1.0) == 1.0 and room._growth(1e-7, float("nan")) > 1e9
 
 
-def test_a_rejection_is_told_with_its_reason():
+def test_a_rejection_is_reported_with_its_reason():
     point = room._accepted("right", Check(False, "float32", "offset: 3 elements"))
     assert point.holds is False and "offset: 3 elements" in point.detail
-    assert Repeated((point,)).holds is False
+    assert Rechecked((point,)).holds is False
 
 
 def test_notes_are_no_claims():
     note = room.Point("another torch", None, "", is_claim=False)
-    assert Repeated((note, room._same("x", "a", "a"))).holds
+    assert Rechecked((note, room._same("x", "a", "a"))).holds
 
 
 def interval(speedup: float, low: float, high: float) -> Interval:
@@ -247,9 +247,9 @@ def test_a_speed_up_holds_where_claim_and_race_agree_both_ways(then, now, holds,
     assert point.holds is holds and why in point.detail, point
 
 
-def test_what_cannot_be_told_is_no_success():
-    told = room.compared(interval(1.5, 1.4, 1.6), interval(1.4, 0.8, 2.4))
-    assert told.holds is None and told.is_claim and not Repeated((told,)).holds
+def test_what_cannot_be_determined_is_no_success():
+    reported = room.compared(interval(1.5, 1.4, 1.6), interval(1.4, 0.8, 2.4))
+    assert reported.holds is None and reported.is_claim and not Rechecked((reported,)).holds
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_an_interval_is_computed_again_from_its_own_samples():
     assert (short.holds, short.is_claim) == (None, False)
 
 
-def test_clocks_are_told_with_their_unit_or_not_at_all():
+def test_clocks_are_reported_with_their_unit_or_not_at_all():
     assert all(name.startswith("cpu_mhz") for name in clocks_of("cpu"))
     assert isinstance(clocks_of("cuda:0"), dict)
 

@@ -695,8 +695,8 @@ def test_operands_of_fewer_bits_never_get_float32_at_any_shape(operands, screene
     problem, expectations = screened
     new_class = load_candidate(HERE / "cheats" / f"operands_in_{operands}.py")
     check = verdict(problem, new_class, expectations)
-    told = {probe.probe: probe.is_accepted for probe in check.probes}
-    assert not check.is_accepted and not told["as given"], told
+    reported = {probe.probe: probe.is_accepted for probe in check.probes}
+    assert not check.is_accepted and not reported["as given"], reported
 
 
 @pytest.mark.parametrize("name", ["scale_folded_afresh", "two_sweeps", "welford_in_chunks"])
@@ -1087,7 +1087,7 @@ def test_a_reference_whose_result_is_rounding_alone_is_told_so(tmp_path):
         expected(problem, Probe("as given", weights="initial"), FLOAT32)
 
 
-def test_nothing_asked_is_nothing_proved():
+def test_nothing_asked_is_nothing_verified():
     check = merge([], FLOAT32, is_thorough=True)
     assert not check.is_accepted
 

@@ -364,8 +364,8 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
         (folder,) = disk.iterdir()
         kept = open_run(folder).trials()
         lines = [line for line in said.out.splitlines() if "this_is_not_declared" in line]
-        told = [line for line in lines if "  #" in line]  # not the defaults, before the search
-        assert 1 <= len(kept) < 40 and len(kept) == len(told)
+        reported = [line for line in lines if "  #" in line]  # not the defaults, before the search
+        assert 1 <= len(kept) < 40 and len(kept) == len(reported)
         assert (folder / "trials.jsonl").read_bytes().endswith(b"\n")
         grow = ["mount", "-o", "remount,size=50m", str(disk)]
         subprocess.run(grow, check=True, capture_output=True)
@@ -403,8 +403,8 @@ def test_a_template_that_does_not_compile_is_compile_outcomes_and_exit_code_1(tm
         assert "was not declared in this scope" in (kept / "log.txt").read_text()
     assert (folder / "report.html").is_file() and not (folder / "result.json").exists()
     assert "all 2 feasible configurations were tried" in said.out
-    told = tune("report", folder, cwd=tmp_path)
-    assert told.code == 0 and "2 compile" in told.out
+    reported = tune("report", folder, cwd=tmp_path)
+    assert reported.code == 0 and "2 compile" in reported.out
     refused = tune("export", folder, cwd=tmp_path)
     assert refused.code == 1 and "no trial is correct" in refused.err
     refused = tune("export", folder, "--trial", "1", cwd=tmp_path)
@@ -578,7 +578,7 @@ def test_json_is_yaml_so_that_these_tests_write_what_users_write(tmp_path):
     assert json.loads(config_text(tmp_path))["problem"]["op"] == NAME
 
 
-def test_each_sitting_records_the_baseline_of_its_own(tmp_path):
+def test_each_session_records_the_baseline_of_its_own(tmp_path):
     desk = Desk(tmp_path)
     arguments = desk.config("c", space={"step": [1, 2, 4]}, search={"trials": 2})
     assert tune(*arguments, "--record", cwd=tmp_path).code == 0
@@ -586,7 +586,7 @@ def test_each_sitting_records_the_baseline_of_its_own(tmp_path):
     first = open_run(path).environment()
     assert tune("--resume", path, "--trials", "3", "--record", cwd=tmp_path).code == 0
     environment = open_run(path).environment()
-    one, other = environment.sittings
+    one, other = environment.sessions
     assert (one.from_trial, other.from_trial) == (0, 2)
-    assert first.sittings == (one,) and one.baseline_us == first.baseline_us
+    assert first.sessions == (one,) and one.baseline_us == first.baseline_us
     assert other.baseline_us == environment.baseline_us

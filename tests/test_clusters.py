@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from cpu_machine import GPP
 from shared_builds import header_built_once
+from spaces import feasible
 from test_any_module import answers, assert_as_exact, derive
 from test_cuda_beside import cuda_code, needs_nvcc, needs_triton
 from test_matching import TEXT
@@ -105,7 +106,7 @@ def test_others_do_not_and_it_is_said_why(name, tmp_path):
     module, reason = OTHERS[name]
     path = tmp_path / "rows.py"
     path.write_text(text_of(module))
-    stages = stages_of(capture(load_problem(path), with_sizes=False))
+    stages = stages_of(capture(load_problem(path)))
     assert reason in refusal_of_clusters(stages)
     _, _, family = made_of(module)
     assert CLUSTER_TEMPLATE not in family.templates
@@ -343,7 +344,7 @@ def test_it_is_searched_beside_the_others_where_rows_are_long(tmp_path):
         path.write_text(text_of(("torch.softmax(x, -1)", "", f"torch.randn(3, {columns})")))
         (tmp_path / "config.yaml").write_text("problem: {module: rows.py}\n")
         config = load_config(derive_config(tmp_path / "config.yaml"), {"device": "cuda"})
-        rows = plan(config, may_assume=True).space.feasible
+        rows = feasible(plan(config, may_assume=True).space)
         assert {row["template"] for row in rows} == wanted
 
 
@@ -353,7 +354,7 @@ def test_it_is_had_by_asking(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("problem: {module: rows.py}\nspace: {template: [nest_cluster]}\n")
     planned = plan(load_config(derive_config(config), {"device": "cuda"}), may_assume=True)
-    rows = list(planned.space.feasible)
+    rows = feasible(planned.space)
     assert {row["template"] for row in rows} == {CLUSTER_TEMPLATE}
     # 65,535 columns are 256 KB, and one block has 220.
     assert {row["cluster_blocks"] for row in rows} == {2, 4}
@@ -383,7 +384,7 @@ def test_it_is_compiled_ahead_of_a_gpu(tmp_path):
     toolchain = Toolchain("cuda", None, capability=90, triton="installed")
     _, _, family = made_of(MODULES["softmax"])
     candidate = candidate_of(family)
-    sizes = [dict(family.sizes)]
+    sizes = [dict(family.op.sizes)]
     with Builder(toolchain, tmp_path / "cache", num_workers=1, triton_sizes=sizes) as builder:
         build = builder.submit(candidate).result(240)
     assert build.status is Status.CORRECT, build

@@ -21,7 +21,7 @@ from tuner.run import Run
 from tuner.trial import Interval, to_json
 
 
-def proved(folder: Path, speedup: float, half: float = 0.05, **changes: object) -> Run:
+def verified(folder: Path, speedup: float, half: float = 0.05, **changes: object) -> Run:
     made = trials(20)
     interval = Interval(speedup, speedup / math.exp(half), speedup * math.exp(half), 0.95, 5)
     return made_run(folder, made, result(made, interval), **changes)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def compared(*runs: Run) -> Comparison:
 
 
 def test_the_faster_run_is_better_with_welchs_interval(tmp_path):
-    a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0)
+    a, b = verified(tmp_path, 2.4), verified(tmp_path, 2.0)
     found = compared(a, b)
     (pair,) = found.pairs
     assert (found.best, pair.kind, pair.one) == (a.path.name, "better", a.path.name)
@@ -47,7 +47,7 @@ def test_the_faster_run_is_better_with_welchs_interval(tmp_path):
 
 
 def test_the_other_way_round_says_the_same(tmp_path):
-    a, b = proved(tmp_path, 2.0), proved(tmp_path, 2.4)
+    a, b = verified(tmp_path, 2.0), verified(tmp_path, 2.4)
     found = compared(a, b)
     assert (found.best, found.pairs[0].kind) == (b.path.name, "worse")
     assert f"{b.path.name} is 1.200x as fast as {a.path.name} (1.172x to 1.229x)" in (
@@ -56,14 +56,14 @@ def test_the_other_way_round_says_the_same(tmp_path):
 
 
 def test_what_cannot_be_told_apart_has_no_best(tmp_path):
-    found = compared(proved(tmp_path, 2.0), proved(tmp_path, 2.02))
+    found = compared(verified(tmp_path, 2.0), verified(tmp_path, 2.02))
     assert found.best is None and found.pairs[0].kind == "no difference"
     # t = ln 1.01 / 0.0103964 = 0.957 with 8 degrees of freedom
     assert found.pairs[0].confidence == pytest.approx(0.8168, abs=2e-4)
 
 
 def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
-    assert compared(proved(tmp_path, 2.0), proved(tmp_path, 2.0)).pairs[
+    assert compared(verified(tmp_path, 2.0), verified(tmp_path, 2.0)).pairs[
         0
     ].confidence == pytest.approx(0.5)
 
@@ -82,20 +82,20 @@ def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
     ],
 )
 def test_runs_of_different_things_are_not_compared(tmp_path, change, words):
-    found = compared(proved(tmp_path, 2.4), proved(tmp_path, 2.0, environment=change))
+    found = compared(verified(tmp_path, 2.4), verified(tmp_path, 2.0, environment=change))
     assert found.best is None
     assert found.pairs[0].kind == "not comparable"
     assert found.pairs[0].words.endswith(f"are not comparable: {words}")
 
 
-def test_a_run_without_a_proof_gives_no_verdict(tmp_path):
-    found = compared(proved(tmp_path, 2.4), made_run(tmp_path, trials(20)))
+def test_a_run_that_was_not_verified_gives_no_verdict(tmp_path):
+    found = compared(verified(tmp_path, 2.4), made_run(tmp_path, trials(20)))
     assert (found.best, found.pairs[0].kind) == (None, "unknown")
     assert found.pairs[0].ratio is None
 
 
 def test_of_three_the_best_is_held_against_each(tmp_path):
-    runs = [proved(tmp_path, speedup) for speedup in (2.0, 2.4, 1.5)]
+    runs = [verified(tmp_path, speedup) for speedup in (2.0, 2.4, 1.5)]
     found = compared(*runs)
     assert found.best == runs[1].path.name
     assert [(v.one, v.other, v.kind) for v in found.pairs] == [
@@ -105,8 +105,8 @@ def test_of_three_the_best_is_held_against_each(tmp_path):
 
 
 def test_what_differs_is_listed_and_nothing_else(tmp_path):
-    a = proved(tmp_path, 2.4)
-    b = proved(
+    a = verified(tmp_path, 2.4)
+    b = verified(
         tmp_path,
         2.0,
         config=CONFIG.replace("[64, 128]", "[64]") + "search: {seed: 3}\n",
@@ -124,14 +124,14 @@ def test_what_differs_is_listed_and_nothing_else(tmp_path):
 
 
 def test_the_curve_is_the_best_so_far_up_to_the_last_trial(tmp_path):
-    curve = compared(proved(tmp_path, 2.4), proved(tmp_path, 2.0)).sides[0].curve
+    curve = compared(verified(tmp_path, 2.4), verified(tmp_path, 2.0)).sides[0].curve
     assert curve.numbers[:3] == (0, 1, 2) and curve.numbers[-2:] == (18, 19)
     assert curve.latency_us[-2:] == (1506.0, 1506.0)
     assert curve.ratio[-1] == pytest.approx(3000 / 1506)
 
 
 def test_one_run_alone_or_twice_is_refused(tmp_path):
-    run = proved(tmp_path, 2.0)
+    run = verified(tmp_path, 2.0)
     for runs in ([run], [run, run], []):
         with pytest.raises(InputError, match="expected two to 12 different runs"):
             compared(*runs)
@@ -150,7 +150,7 @@ def test_a_confidence_never_claims_to_be_certain():
 
 
 def test_the_terminal_has_80_columns_and_letters_for_names(tmp_path):
-    a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0, config=CONFIG + "device: cuda\n")
+    a, b = verified(tmp_path, 2.4), verified(tmp_path, 2.0, config=CONFIG + "device: cuda\n")
     said = tune("compare", a.path, b.path, cwd=tmp_path, env={"NO_COLOR": "1"})
     assert said.code == 0 and said.out.rstrip("\n") == format_comparison(compared(a, b))
     assert max(map(len, said.out.splitlines())) <= 80 and "\x1b" not in said.out
@@ -162,7 +162,7 @@ def test_the_terminal_has_80_columns_and_letters_for_names(tmp_path):
 
 
 def test_compare_gives_the_same_as_json(tmp_path):
-    a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0)
+    a, b = verified(tmp_path, 2.4), verified(tmp_path, 2.0)
     data = json.loads(tune("compare", a.path, b.path, "--json", cwd=tmp_path).out)
     assert data["best"] == a.path.name
     assert data["pairs"][0]["ratio"] == pytest.approx(1.2)
@@ -170,7 +170,7 @@ def test_compare_gives_the_same_as_json(tmp_path):
 
 
 def test_runs_are_listed_in_80_columns_and_as_json(tmp_path):
-    proved(tmp_path / "runs", 2.4)
+    verified(tmp_path / "runs", 2.4)
     made_run(tmp_path / "runs", trials(12))
     said = tune("runs", cwd=tmp_path)
     head, first, about, second, more = said.out.splitlines()
@@ -205,7 +205,7 @@ def test_a_run_of_long_names_is_listed_in_80_columns_too(tmp_path):
 
 
 def test_the_report_command_prints_its_summary_as_json(tmp_path):
-    run = proved(tmp_path, 2.4)
+    run = verified(tmp_path, 2.4)
     said = tune("report", run.path, "--json", cwd=tmp_path)
     assert said.code == 0, said.err
     data = json.loads(said.out)
@@ -217,7 +217,7 @@ def test_the_report_command_prints_its_summary_as_json(tmp_path):
 
 
 def test_a_baseline_that_drifted_voids_the_verdict_with_the_reason(tmp_path):
-    quiet, loaded = (proved(tmp_path, speedup) for speedup in (2.0, 2.6))
+    quiet, loaded = (verified(tmp_path, speedup) for speedup in (2.0, 2.6))
     path = loaded.path / "result.json"
     ended = loaded.result()
     slow = replace(ended.exported, baseline_us=11 * BASELINE_US)
@@ -231,7 +231,7 @@ def test_a_baseline_that_drifted_voids_the_verdict_with_the_reason(tmp_path):
 
 def test_a_smaller_drift_is_noted_and_only_within_one_problem(tmp_path):
     def drifting(us: float, **sizes: int) -> Run:
-        run = proved(tmp_path, 2.0, environment={"sizes": sizes or {"batch": 1024}})
+        run = verified(tmp_path, 2.0, environment={"sizes": sizes or {"batch": 1024}})
         slow = replace(run.result().exported, baseline_us=us)
         ended = replace(run.result(), exported=slow, finalists=(slow,))
         (run.path / "result.json").write_text(to_json(ended))
@@ -243,8 +243,8 @@ def test_a_smaller_drift_is_noted_and_only_within_one_problem(tmp_path):
 
 
 def test_several_problems_have_a_best_each_and_a_matrix_of_all(tmp_path):
-    small = [proved(tmp_path, s, environment={"sizes": {"batch": 1}}) for s in (2.0, 2.4)]
-    large = [proved(tmp_path, s, environment={"sizes": {"batch": 9}}) for s in (1.5, 1.2)]
+    small = [verified(tmp_path, s, environment={"sizes": {"batch": 1}}) for s in (2.0, 2.4)]
+    large = [verified(tmp_path, s, environment={"sizes": {"batch": 9}}) for s in (1.5, 1.2)]
     found = compared(small[0], large[0], small[1], large[1])
     assert found.best is None
     assert found.bests == (small[1].path.name, large[0].path.name)
@@ -257,7 +257,7 @@ def test_several_problems_have_a_best_each_and_a_matrix_of_all(tmp_path):
 
 
 def test_what_is_less_than_the_headline_is_noted(tmp_path):
-    a, b = proved(tmp_path, 4.0), proved(tmp_path, 2.0)
+    a, b = verified(tmp_path, 4.0), verified(tmp_path, 2.0)
     less = replace(a.result().exported, elsewhere=Interval(2.4, 2.3, 2.5, 0.95, 2))
     (a.path / "result.json").write_text(to_json(replace(a.result(), exported=less)))
     found = compared(a, b)

@@ -165,7 +165,7 @@ def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path):
     broken = Candidate(
         one.op, one.template, {}, "triton", one.source.replace("make_float2", "flaot2"), one.plan
     )
-    sizes = [dict(family.sizes)]
+    sizes = [dict(family.op.sizes)]
     with Builder(toolchain, tmp_path / "cache", num_workers=2, triton_sizes=sizes) as builder:
         builds = [builder.submit(candidate).result(240) for candidate in (one, other)]
         bad = builder.submit(broken).result(240)

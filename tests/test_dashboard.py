@@ -592,7 +592,7 @@ def test_a_run_is_started_followed_stopped_and_resumed_from_the_page(place, serv
 # ---- the command ----------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_told(server, tmp_path):
+def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_reported(server, tmp_path):
     said = tune("dashboard", "--port", server.port, cwd=tmp_path)
     assert said.code == 3 and "is taken\n  next: --port 0" in said.err
     said = tune("dashboard", "--configs", tmp_path / "x", cwd=tmp_path)

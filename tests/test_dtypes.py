@@ -267,7 +267,7 @@ def derive(folder: Path, text: str) -> tuple[Problem, Derived]:
     path = folder / "mine.py"
     path.write_text(text)
     problem = load_problem(path)
-    graph = capture(problem, with_sizes=False)
+    graph = capture(problem)
     settings = settings_of(problem.make_model(0), False)
     return problem, derived(Captured(graph), text, "mine", settings, False, folder / "derived")
 
@@ -415,7 +415,7 @@ def test_dtypes_are_declared_from_the_graph_to_the_export(tmp_path):
     op = yaml.safe_load((made.folder / made.name / "op.yaml").read_text())
     assert [a["dtype"] for a in (*op["arguments"], *op["outputs"])] == ["bfloat16"] * 3
     assert op["bytes"] == "15000"  # 3700 numbers read and as many written, and 100 of the weight
-    outline = outline_of(capture(problem, with_sizes=False))
+    outline = outline_of(capture(problem))
     assert (outline.read_bytes, outline.written_bytes) == (2 * 3800, 2 * 3700)
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest"}, FACTS)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from command_line import environment
 from cpu_machine import GPP
+from spaces import feasible
 
 import tuner
 from tuner.capture.half_products import WGMMA_TEMPLATE
@@ -130,7 +131,7 @@ def changed(runs: Path, name: str, params: Params, planned: Planned | None = Non
     return name
 
 
-def told(planned: Planned, runs: Path) -> Earlier:
+def reported(planned: Planned, runs: Path) -> Earlier:
     """What the folder tells a search of the same versions."""
     versions = open_run(min(runs.iterdir())).environment()
     return earlier_of(planned, versions_of(versions.machine, versions.toolchain), runs)
@@ -164,7 +165,7 @@ def test_another_module_with_the_same_task_starts_from_its_best(folder, around):
 def test_each_nest_is_first_as_where_it_was_fastest(folder, around, runs):
     both = plan(config_of(folder, "both", BOTH))
     behind = plan(config_of(folder, "behind", BEHIND, names="y, x"))
-    assert told(behind, runs) == Earlier()  # nothing of it was ever tuned
+    assert reported(behind, runs) == Earlier()  # nothing of it was ever tuned
     (first, second) = [t for t in both.outline.tasks if t.kind == "nest"]
     assert first.key in {t.key for t in around.outline.tasks} and second.suffix == "_2"
     assert second.key in {t.key for t in behind.outline.tasks}
@@ -172,7 +173,7 @@ def test_each_nest_is_first_as_where_it_was_fastest(folder, around, runs):
     one = changed(runs, "1-gate", {**best, "unroll": 4, "keep": False}, around)
     two = changed(runs, "2-behind", {**best, "unroll": 1, "keep": False}, behind)
     shutil.rmtree(min(p for p in runs.iterdir() if p.name not in (one, two)))
-    suggestion = told(both, runs).first[0]
+    suggestion = reported(both, runs).first[0]
     wanted = {"unroll": 4, "keep": False, "unroll_2": 1, "keep_2": False}
     assert wanted.items() <= suggestion.params.items() and suggestion.is_same
     assert both.space.index(suggestion.params) is not None
@@ -184,8 +185,8 @@ def test_each_nest_is_first_as_where_it_was_fastest(folder, around, runs):
     shutil.rmtree(runs / one)
     changed(runs, "3-both", suggestion.params, both)
     shutil.rmtree(runs / two)
-    assert told(behind, runs).first[0].params["unroll"] == 1
-    assert told(around, runs).first[0].params["unroll"] == 4
+    assert reported(behind, runs).first[0].params["unroll"] == 1
+    assert reported(around, runs).first[0].params["unroll"] == 4
 
 
 def test_the_same_sizes_and_device_come_before_others(folder, around, runs):
@@ -194,13 +195,13 @@ def test_the_same_sizes_and_device_come_before_others(folder, around, runs):
     other = {**best, "unroll": 4 if best["unroll"] != 4 else 1}
     far = changed(runs, "9-far", other, device_name="Another CPU")
     wide = plan(config_of(folder, "wide", GATE, rows=50, cols=64))
-    found = told(around, runs)
+    found = reported(around, runs)
     assert [s.params["unroll"] for s in found.first] == [best["unroll"], other["unroll"]]
     assert [s.is_same for s in found.first] == [True, False]
     assert found.first[1].words.endswith("is the same, on Another CPU")
     assert found.runs == (real, far) and found.same == found.first[:1]
     shutil.rmtree(runs / far)
-    ((suggestion,), names) = (told(wide, runs).first, told(wide, runs).runs)
+    ((suggestion,), names) = (reported(wide, runs).first, reported(wide, runs).runs)
     assert suggestion.words.endswith("is the same in other sizes") and not suggestion.is_same
     assert suggestion.params == best and names == (real,)
 
@@ -208,7 +209,7 @@ def test_the_same_sizes_and_device_come_before_others(folder, around, runs):
 def test_the_model_starts_from_all_that_another_module_tried(folder, around, runs):
     run = only(runs)
     trials = run.trials()
-    tried = around.space.feasible[:6]
+    tried = feasible(around.space)[:6]
     lines = [replace(trials[0], number=n, params=p) for n, p in enumerate(tried)]
     (run.path / "trials.jsonl").write_text("".join(to_json(t) + "\n" for t in lines[:4]))
     assert sources_from(around, [run.path.name], runs) == []  # too few to mean anything
@@ -225,7 +226,7 @@ def test_a_configuration_that_is_not_feasible_here_is_not_tried(folder, around, 
     changed(runs, "2-by-hand", {"template": "by_hand", "unroll": 4, "stream_output": True})
     changed(runs, "3-alien", {"template": "nest_triton", "num_warps": 4})
     shutil.rmtree(real)
-    found = told(around, runs).first
+    found = reported(around, runs).first
     assert len(found) == 2 and {s.params["template"] for s in found} == {"nest"}
     for suggestion in found:
         assert around.space.index(suggestion.params) is not None
@@ -241,10 +242,10 @@ def test_of_a_product_the_template_and_its_parameter_are_found_again(folder, run
     )
     own = {"template": WGMMA_TEMPLATE, "product_n": 128, "product_k": 32, "product_cluster": 2}
     changed(runs, "1-relu", own, followed, device_name=alone.device.name)
-    (suggestion,) = told(alone, runs).first
+    (suggestion,) = reported(alone, runs).first
     assert suggestion.is_same and alone.space.num_feasible > 1
     assert own.items() <= suggestion.params.items()
-    ((again, *_), found) = (told(followed, runs).first, told(followed, runs).runs)
+    ((again, *_), found) = (reported(followed, runs).first, reported(followed, runs).runs)
     assert own.items() <= again.params.items() and found == ("1-relu",)
 
 

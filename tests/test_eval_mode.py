@@ -215,7 +215,7 @@ def test_the_exported_operator_passes_pytorchs_own_check(exported):
     assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
 
 
-# ---- the proof ------------------------------------------------------------------------------
+# ---- the verified ------------------------------------------------------------------------------
 
 CONFIG = """\
 problem:

@@ -132,27 +132,27 @@ def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tm
         params = {"template": "sweep", "mode": "ok", "salt": 0, "step": step}
         outcome = Outcome(Status.CORRECT, measurement=measured, device=name)
         trials.append(Trial(number, "sweep", params, "", outcome))
-    run, told = create_run(tmp_path, "op", "cpu", "", Environment()), Telling()
+    run, reported = create_run(tmp_path, "op", "cpu", "", Environment()), Telling()
     terms = Terms(screen_s=0.02, max_noise=0.05, stop_slow=True, seed=SEED)
 
     def again(num_finalists: int, among: Sequence[Trial]) -> list[Trial]:
         with run.locked() as writer:
             return refereed(
                 planned, terms, builder, among, num_finalists=num_finalists,
-                writer=writer, observer=told,
+                writer=writer, observer=reported,
             )  # fmt: skip
 
     assert again(3, trials) == trials, "all of them are raced anyway"
     one_device = [t for t in trials if t.outcome.device == "cpu:0"]
-    assert again(1, one_device) == one_device and not told.stages
+    assert again(1, one_device) == one_device and not reported.stages
     found = again(1, trials)
-    assert told.stages == ["timing the best 3 of all devices again on cpu"]
+    assert reported.stages == ["timing the best 3 of all devices again on cpu"]
     assert [entry.trial for entry in run.refereed()] == [0, 1, 2]
     for trial, entry in zip(found, run.refereed(), strict=True):
         raw = entry.measurement
         assert raw.samples_us and raw.to_lead is None, "it is the leading device"
         assert trial.outcome.latency_us == raw.latency_us
-    assert again(1, trials) == found and len(told.stages) == 1, "a later sitting takes these"
+    assert again(1, trials) == found and len(reported.stages) == 1, "a later session takes these"
 
 
 # ---- screening ------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_errors_of_ours_keep_their_kind_and_others_their_traceback():
     assert type(other) is WorkerError and "the trace" in str(other)
 
 
-# ---- proof ----------------------------------------------------------------------------------
+# ---- verified ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -321,10 +321,10 @@ def contender(planned: Planned, builder: Builder, **params: object) -> Contender
 
 def test_a_right_candidate_passes_every_probe_then_races(verifier, planned, builder, tmp_path):
     subject = contender(planned, builder)
-    told = []
-    check = verifier.check(subject, told.append)
+    reported = []
+    check = verifier.check(subject, reported.append)
     assert check.is_accepted and check.is_thorough, check.reason
-    assert list(check.probes) == [answered.result for answered in told] and len(told) > 20
+    assert list(check.probes) == [answered.result for answered in reported] and len(reported) > 20
     where = tmp_path / "where"
     with_variables = file_of(
         tmp_path,
@@ -386,10 +386,10 @@ def test_a_turn_in_which_other_programs_ran_is_repeated_but_not_for_ever(
     monkeypatch.setattr(racing, "MIN_ROUNDS", 4)
     monkeypatch.setattr(racing, "MOST_PREEMPTED_PER_S", 40.0)
     monkeypatch.setattr(racing, "DISTURBED_WAIT_S", 0.0)
-    racer, told = Racer(planned.spec), [0.0] * 2 + preempted  # warm-ups first
+    racer, reported = Racer(planned.spec), [0.0] * 2 + preempted  # warm-ups first
 
     def burst(_, num_samples):
-        racer._preempted_per_s = told.pop(0) if len(told) > 1 else told[0]
+        racer._preempted_per_s = reported.pop(0) if len(reported) > 1 else reported[0]
         return [10.0] * num_samples
 
     monkeypatch.setattr(racer, "_burst", burst)
@@ -515,7 +515,7 @@ SLOW_ELSEWHERE = {
 
 
 @pytest.mark.parametrize("what", SLOW_ELSEWHERE)
-def test_a_time_that_depends_on_the_values_is_told(tmp_path, what):
+def test_a_time_that_depends_on_the_values_is_reported(tmp_path, what):
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE[what]))
@@ -572,7 +572,7 @@ def test_speed_ups_that_differ_beyond_chance_and_by_5_percent_depend(here, elsew
     assert entry.depends_on_values is depends
 
 
-def test_a_candidate_like_a_later_one_that_was_never_told_can_be_proved():
+def test_a_candidate_like_a_later_one_that_was_never_reported_can_be_verified():
     measured = Measurement(75.0, 0.01, (75.0,), is_cold=True)
 
     def trial(number, same_as):
@@ -626,8 +626,8 @@ def test_a_time_that_cannot_be_true_rejects_a_candidate(bench, monkeypatch, chan
     def altered(job, *args, **kwargs):
         reply = call(job, *args, **kwargs)
         if job == "screen":
-            told = {k: v for k, v in changed.items() if k != "after_timing"}
-            reply.data["measurement"] |= told
+            reported = {k: v for k, v in changed.items() if k != "after_timing"}
+            reply.data["measurement"] |= reported
             reply.data["after_timing"] = changed.get("after_timing", "")
         return reply
 
@@ -650,9 +650,10 @@ def test_what_no_device_can_do_is_known_of_every_class(planned):
 
 def test_an_operator_says_how_fast_a_class_of_its_kernels_may_be_at_most(planned):
     flagship = load_family("gemm_scale_batchnorm")
-    assert flagship.arithmetic == {"float32": "fp16x2"}  # a product and corrections of 8 bits
+    assert flagship.op.arithmetic == {"float32": "fp16x2"}  # a product and corrections of 8 bits
     h200 = replace(planned, device=known_device("H200"))
-    slower = replace(h200, family=replace(planned.family, arithmetic={"float32": "fp32x9"}))
+    other = planned.family.op.model_copy(update={"arithmetic": {"float32": "fp32x9"}})
+    slower = replace(h200, family=replace(planned.family, op=other))
     assert slower.spec.impossible_us > h200.spec.impossible_us
 
 

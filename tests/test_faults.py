@@ -129,7 +129,7 @@ MODES = ["eats_memory", "forks", "floods", "loses_the_device"]
 
 @dataclass(frozen=True)
 class Accidents:
-    """What was seen of a run that lost its device, and of the sitting after it came back."""
+    """What was seen of a run that lost its device, and of the session after it came back."""
 
     run: Run
     first: Said

@@ -320,7 +320,7 @@ def test_spans_lie_where_the_records_say():
 
 
 def test_spans_of_a_resumed_run_follow_its_working_time():
-    # Asked for an hour after the first trial ended at 10 s: a second sitting, from 10 s on.
+    # Asked for an hour after the first trial ended at 10 s: a second session, from 10 s on.
     trials = [timed(0, 0.0, 10.0, (0.5, 2.5)), timed(1, 3600.0, 18.0, (3601.0, 3603.0))]
     builds = [span for span in spans_of(trials) if span.stage == "build"]
     assert [(s.worker, s.start_s, s.end_s) for s in builds] == [
@@ -359,9 +359,9 @@ def test_device_spans_never_overlap():
 
 def test_workers_are_busy_or_idle():
     trials = [timed(0, 0.0, 10.0, (0.5, 2.5)), timed(1, 0.0, 20.0, (1.0, 4.0))]
-    told = {worker.name: (worker.busy_s, worker.idle_s) for worker in workers_of(trials)}
-    assert list(told) == ["device", "builder 0", "builder 1"]
-    assert told == {
+    reported = {worker.name: (worker.busy_s, worker.idle_s) for worker in workers_of(trials)}
+    assert list(reported) == ["device", "builder 0", "builder 1"]
+    assert reported == {
         "device": pytest.approx((8.0, 12.0)),
         "builder 0": pytest.approx((2.0, 18.0)),
         "builder 1": pytest.approx((3.0, 17.0)),

@@ -256,7 +256,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_in_model_new_is_told_with_its_line_before_anything_runs(said, name):
+def test_a_mistake_in_model_new_is_reported_with_its_line_before_anything_runs(said, name):
     found = said[name]
     assert found.code == 2, found
     assert found.err.startswith("error: "), found.err

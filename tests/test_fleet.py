@@ -249,7 +249,7 @@ def test_a_job_that_device_after_device_is_lost_with_is_given_up(bench):
         future.result(LONG_S)
 
 
-def test_what_a_job_raises_is_told_and_the_device_works_on(bench):
+def test_what_a_job_raises_is_reported_and_the_device_works_on(bench):
     with pytest.raises(JobRaised, match="ValueError: no"):
         bench.dispatch.call("raise", {"is_gone": False}, limit_s=LONG_S).result(LONG_S)
     assert len(bench.dispatch.devices) == NUM_DEVICES
@@ -453,8 +453,8 @@ class Hosts:
             on_change=lambda name, words: self.said.append((name, words)),
         )  # fmt: skip
         with Builder(toolchain, self.folder / cache, num_workers=1, elsewhere=builders) as builder:
-            told = {self.full(name) for name in names}
-            wait_for(lambda: told <= {name for name, _ in self.said})
+            reported = {self.full(name) for name in names}
+            wait_for(lambda: reported <= {name for name, _ in self.said})
             builder._here.acquire()
             yield builder
 
@@ -596,18 +596,18 @@ def test_only_the_first_reply_of_the_current_attempt_of_this_epoch_and_run_count
 
 
 def test_an_agent_refuses_jobs_of_another_epoch_than_it_was_opened_for(tmp_path):
-    told: list[Reply | Lost] = []
-    agent = Agent("a", Doubling, lambda event, epoch: told.append(event))
+    reported: list[Reply | Lost] = []
+    agent = Agent("a", Doubling, lambda event, epoch: reported.append(event))
     payload = {"folder": str(tmp_path)}
     agent.submit(Job("run", "first", 1, 1, "a", "open", payload))
     agent.submit(Job("run", "second", 1, 1, "a", "double", {"value": 1, "seconds": 0.0}))
-    wait_for(lambda: len(told) == 2)
-    assert told[0].failure is None and told[1].failure.kind == "Refused"
+    wait_for(lambda: len(reported) == 2)
+    assert reported[0].failure is None and reported[1].failure.kind == "Refused"
     agent.submit(Job("run", "second", 2, 1, "a", "open", payload))
     agent.submit(Job("run", "first", 2, 1, "a", "double", {"value": 1, "seconds": 0.0}))
     agent.submit(Job("run", "second", 3, 1, "a", "double", {"value": 4, "seconds": 0.0}))
-    wait_for(lambda: len(told) == 6)
-    lost, opened, late, done = told[2:]
+    wait_for(lambda: len(reported) == 6)
+    lost, opened, late, done = reported[2:]
     assert isinstance(lost, Lost) and "another" in lost.reason
     assert opened.failure is None and late.failure.kind == "Refused"
     assert done.data == {"value": 8}
@@ -645,22 +645,22 @@ class Timed:
 def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
     (tmp_path / "reference.py").touch()
     task = JobSpec(str(tmp_path / "reference.py"), {}, "cuda:0", "float32", "f", "[]", "")
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     names = ["cuda:0", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:20"]
     devices = FleetDevices(
         local_fleet(names, Timed), "a-run", task, Terms(0.02, 0.01, True, 0), env={},
         device=known_device("NVIDIA H200"), num_devices=len(names), most=len(names),
-        patience_s=0.0, on_change=lambda name, words: told.setdefault(name, []).append(words),
+        patience_s=0.0, on_change=lambda name, words: reported.setdefault(name, []).append(words),
     )  # fmt: skip
     assert devices.start().latency_us == 100.0
     assert devices.names == ["cuda:0", "cuda:2", "cuda:5", "cuda:6"] == list(devices.baselines_us)
     assert dict(devices.together_us) == dict(devices.baselines_us)
-    assert told["cuda:0"] == told["cuda:2"] == ["ready"]
-    assert "name NVIDIA H100 instead of NVIDIA H200" in told["cuda:3"][0]
-    assert told["cuda:5"] == ["ready", "warning: PyTorch's time is 5 % off that on cuda:0"]
-    assert "20 % off that on cuda:0: their times cannot be compared" in told["cuda:20"][1]
+    assert reported["cuda:0"] == reported["cuda:2"] == ["ready"]
+    assert "name NVIDIA H100 instead of NVIDIA H200" in reported["cuda:3"][0]
+    assert reported["cuda:5"] == ["ready", "warning: PyTorch's time is 5 % off that on cuda:0"]
+    assert "20 % off that on cuda:0: their times cannot be compared" in reported["cuda:20"][1]
     limited = "lost: it is limited otherwise than cuda:0: power_limit_w 500.0 instead of 700.0"
-    assert told["cuda:4"] == ["ready", limited]
+    assert reported["cuda:4"] == ["ready", limited]
     artefact = tmp_path / "artefact.so"
     artefact.touch()
     build = Build("key", Status.CORRECT, str(artefact), "log.txt")
@@ -669,8 +669,8 @@ def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
         outcomes = [future.result(LONG_S) for future in asked]
     raw_us = {outcome.measurement.latency_us for outcome in outcomes}
     assert len(raw_us) > 1, "several devices did it"
-    told_us = {round(outcome.latency_us, 9) for outcome in outcomes}
-    assert told_us == {50.0}, "told as cuda:0 would take it"
+    reported_us = {round(outcome.latency_us, 9) for outcome in outcomes}
+    assert reported_us == {50.0}, "reported as cuda:0 would take it"
     devices.close()
 
 
@@ -721,8 +721,8 @@ def test_a_time_that_was_disturbed_makes_no_candidate_fast():
 def test_what_changes_on_all_devices_alike_is_no_difference():
     anchors = anchors_of(100.0, 101.0, 102.0)
     for times in (1.08, 1.081, 1.082):
-        told = [noted(anchors, f"cuda:{n}", times * (100.0 + n)) for n in range(3)]
-    assert told == [[], [], []]
+        reported = [noted(anchors, f"cuda:{n}", times * (100.0 + n)) for n in range(3)]
+    assert reported == [[], [], []]
 
 
 def test_parts_of_a_processor_are_named_and_never_left_out():
@@ -749,32 +749,32 @@ def test_the_limits_of_a_gpu_are_what_nvidias_program_tells(tmp_path, monkeypatc
 
 @HALVES
 def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, cluster):
-    """One sitting on two halves of this processor, the next by two agents, one of which dies."""
+    """One session on two halves of this processor, the next by two agents, one of which dies."""
     space = {"mode": ["ok", "segfault", "wrong", "raise"], "salt": [0, 1]}
     text = config_text(
         write_family(tmp_path / "families"), space=space, search={"sampler": "random"}
     )
     (tmp_path / "config.yaml").write_text(text)
     before = os.sched_getaffinity(0), os.environ.get("OMP_NUM_THREADS")
-    told: list[Trial] = []
+    reported: list[Trial] = []
 
     class Counting(tuner.Observer):
         def on_trial(self, trial: Trial, num_building: int) -> None:
-            told.append(trial)
+            reported.append(trial)
 
     run = tuner.tune(
         tuner.load_config(tmp_path / "config.yaml"),
         runs_dir=tmp_path / "runs",
         observer=Counting(),
-        should_stop=lambda: len(told) >= 3,
+        should_stop=lambda: len(reported) >= 3,
         verifies=False,
         devices="0,1",
     )
     assert (os.sched_getaffinity(0), os.environ.get("OMP_NUM_THREADS")) == before
     first, environment = run.trials(), run.environment()
     assert len(first) >= 3 and [t.number for t in first] == list(range(len(first)))
-    (sitting,) = environment.sittings
-    assert set(sitting.devices) == {"cpu:0", "cpu:1"} == set(sitting.devices_together)
+    (session,) = environment.sessions
+    assert set(session.devices) == {"cpu:0", "cpu:1"} == set(session.devices_together)
     timed = [t.outcome for t in first if t.outcome.latency_us]
     assert {outcome.device for outcome in timed} <= {"cpu:0", "cpu:1"}
     for outcome in timed:

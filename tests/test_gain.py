@@ -65,7 +65,7 @@ COSTS = {
 def outline_from(folder: Path, forward: str) -> Outline:
     path = folder / "module.py"
     path.write_text(TEXT.replace("FORWARD", forward))
-    return outline_of(capture(load_problem(path), with_sizes=False))
+    return outline_of(capture(load_problem(path)))
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -172,11 +172,13 @@ def test_a_run_says_how_far_from_the_bound_it_ended(is_fallback, tmp_path):
     (run.path / "module.json").write_text(
         to_json(ModuleRecord(outline_from(tmp_path, "x + y"), gain))
     )
-    told = summary(run)
-    assert told.bound.startswith("1.20 ms by the device's rates; PyTorch takes 2.50 times that")
-    assert told.verdict.startswith("No faster kernel found") == is_fallback
-    assert ("what was found takes 1.25 times that" in told.bound) != is_fallback
-    assert "\nbound     1.20 ms" in format_summary(told)
+    reported = summary(run)
+    assert reported.bound.startswith(
+        "1.20 ms by the device's rates; PyTorch takes 2.50 times that"
+    )
+    assert reported.verdict.startswith("No faster kernel found") == is_fallback
+    assert ("what was found takes 1.25 times that" in reported.bound) != is_fallback
+    assert "\nbound     1.20 ms" in format_summary(reported)
 
 
 def run_of_a_module(folder: Path, forward: str) -> Run:

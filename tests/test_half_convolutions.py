@@ -189,7 +189,7 @@ def test_no_time_is_refused_for_what_need_not_be_moved(tmp_path):
     family = load_family(made.name, [made.folder])
     x, model = problem.make_inputs(1)[0], problem.make_model(0)
     tensors = [x, *model.parameters(), model(x)]
-    assert family.bytes.evaluate(family.sizes) == sum(4 * t.numel() for t in tensors)
+    assert family.bytes.evaluate(family.op.sizes) == sum(4 * t.numel() for t in tensors)
 
 
 # ---- how exact ------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def model_of(folder: Path, name: str, device: str, template: str = "", **params:
     source = folder / "source.py"
     source.write_text(candidate.source)
     (folder / "plan.json").write_text(to_json(candidate.plan))
-    (folder / "sizes.json").write_text(json.dumps(dict(family.sizes)))
+    (folder / "sizes.json").write_text(json.dumps(dict(family.op.sizes)))
     module = module_of(family.model_new)
     module |= {**fused(bind(candidate.plan, "triton", source)), "fused_device": device}
     model, own = module["ModelNew"]().to(device), problem.make_model(0).to(device)

@@ -42,7 +42,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """)
-    return with_biases_apart(capture(load_problem(path), with_sizes=False))
+    return with_biases_apart(capture(load_problem(path)))
 
 
 def tasks_of(folder: Path, *module: str, **more: str) -> tuple[KernelTask, ...]:

@@ -33,12 +33,12 @@ WITH_FOLDER = (
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Return a folder of files that tell when they are imported, with a reference and a module."""
-    told = tmp_path / "told"
-    told.mkdir()
+    reported = tmp_path / "told"
+    reported.mkdir()
     here = tmp_path / "here"
     here.mkdir()
     for name in NAMES:
-        text = f"open({str(told)!r} + '/{name}', 'w').close()\nraise SystemExit('{name}')\n"
+        text = f"open({str(reported)!r} + '/{name}', 'w').close()\nraise SystemExit('{name}')\n"
         (here / f"{name}.py").write_text(text)
     (here / "reference.py").write_text(FLAGSHIP)
     (here / "module.py").write_text((CHEATS / "holds_the_reference.py").read_text())

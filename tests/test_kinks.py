@@ -87,8 +87,8 @@ def at_a_kink(folder, name: str):
             own, other = gap(F.linear(x, weight, bias)), gap(in_chunks(x, weight, bias))
             wrong = [bool(((y < 0) != (exact < 0)).any()) for y in (own, other)]
             if wrong == [False, True] and abs(float(exact[row])) < 1e-7:
-                told = plain.replace("BIAS", repr(float(bias[0])))
-                return load_reference(folder, told)
+                reported = plain.replace("BIAS", repr(float(bias[0])))
+                return load_reference(folder, reported)
     raise AssertionError("no row is near enough")
 
 
@@ -147,7 +147,7 @@ def test_so_it_may_in_each_way_to_take_gradients(fields, leaky):
 
 
 def test_the_reference_itself_is_asked_once(leaky, monkeypatch):
-    monkeypatch.setattr("tuner.check.kinks.Replay.measured", None)  # nobody is in doubt
+    monkeypatch.setattr("tuner.check.kinks.Replay.measured", None)  # nothing is replayed
     result = judged(leaky, leaky.module.Model)
     assert result.is_accepted and not result.is_at_kinks
 

@@ -480,4 +480,4 @@ def test_reference_takes_sizes_from_a_config() -> None:
     (x,) = problem.make_inputs(0)
     assert x.shape == (6, 50)
     assert problem.make_model(0).ln.normalized_shape == (50,)
-    assert dict(_family().sizes) == dict(load_problem(_family().reference).sizes)
+    assert dict(_family().op.sizes) == dict(load_problem(_family().reference).sizes)

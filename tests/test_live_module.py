@@ -63,7 +63,7 @@ def test_the_file_makes_the_module_as_it_is(tmp_path):
     problem = load_problem(path)
     model = problem.make_model(7)
     assert isinstance(model, Norm) and not model.training and model.scaled.by == 2.5
-    assert not capture(problem, with_sizes=False).is_training
+    assert not capture(problem).is_training
     for name, value in live.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
     one, same, other = (problem.make_inputs(seed)[0] for seed in (1, 1, 2))

@@ -150,7 +150,7 @@ def test_a_verification_counts_probes_seconds_shares_and_finalists(run, clock):
         }
         assert (found["left_s"], found["finalists"]) == (12.0, "0 of 3 accepted")
 
-        verdict(run, Finalist(5, Check(False, "float32", "of an earlier sitting"), error="x"))
+        verdict(run, Finalist(5, Check(False, "float32", "of an earlier session"), error="x"))
         for entry in (
             Finalist(17, accepted()),
             Finalist(3, Check(False, "float32", WHY), error=WHY),
@@ -223,14 +223,14 @@ def test_nonsense_in_the_file_is_no_progress(run, text):
         assert underway(run) is None and state_of(run) == "running"
 
 
-def test_what_is_told_without_a_count_is_shown_and_a_link_is_not_followed(run, tmp_path):
-    told = '{"stage": "x", "at": "2026-01-01T00:00:00", "other": 1}'
+def test_what_is_reported_without_a_count_is_shown_and_a_link_is_not_followed(run, tmp_path):
+    reported = '{"stage": "x", "at": "2026-01-01T00:00:00", "other": 1}'
     with run.locked():
-        (run.path / "progress.json").write_text(told)
+        (run.path / "progress.json").write_text(reported)
         found = waiting_of(run)
         assert (found["stage"], found["counted"], found["left_s"]) == ("x", "", None)
         (run.path / "progress.json").unlink()
-        (tmp_path / "secret.json").write_text(told)
+        (tmp_path / "secret.json").write_text(reported)
         (run.path / "progress.json").symlink_to(tmp_path / "secret.json")
         assert underway(run) is None
 
@@ -265,16 +265,16 @@ def test_the_servers_events_tell_what_a_run_is_at_while_it_is(run, server, clock
         recorder.on_stage(STAGE)
         clock.wait()
         recorder.on_probe(answered(17, 46, 12.0))
-        told = first_event(server, events)
-        assert told["run"]["state"] == "verifying"
-        assert told["waiting"]["counted"] == "17 of 46 probes"
-        assert told["waiting"]["left_s"] == 12.0 and 0 <= told["waiting"]["age_s"] < 60
+        reported = first_event(server, events)
+        assert reported["run"]["state"] == "verifying"
+        assert reported["waiting"]["counted"] == "17 of 46 probes"
+        assert reported["waiting"]["left_s"] == 12.0 and 0 <= reported["waiting"]["age_s"] < 60
         (listed,) = first_event(server, "/events")["runs"]
         assert (listed["name"], listed["state"]) == (run.path.name, "verifying")
         said = tune("runs", cwd=run.path.parent.parent)
         assert said.code == 0 and said.out.splitlines()[1].startswith("verifying ")
-    told = first_event(server, events)
-    assert (told["run"]["state"], told["waiting"]) == ("stopped", None)
+    reported = first_event(server, events)
+    assert (reported["run"]["state"], reported["waiting"]) == ("stopped", None)
 
 
 def test_a_page_follows_a_verification_with_a_bar_until_it_is_over(run, server, clock):
@@ -307,8 +307,8 @@ def test_a_page_follows_a_verification_with_a_bar_until_it_is_over(run, server, 
             clock.wait()
             recorder.on_trial(made[20], 0)
             page.wait_for_selector("#bands li")
-            told = page.locator("#bands li").all_inner_texts()
-            assert [" ".join(text.split()) for text in told] == BANDS
+            reported = page.locator("#bands li").all_inner_texts()
+            assert [" ".join(text.split()) for text in reported] == BANDS
             assert page.inner_text("#rate") == "40 trials a minute"
             page.wait_for_function(
                 "() => { const bar = document.querySelectorAll('#bands .band')[3];"

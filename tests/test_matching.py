@@ -128,16 +128,16 @@ def matched(folder: Path, text: str, name: str) -> Matched | None:
     path = folder / "module.py"
     path.write_text(text)
     problem = load_problem(path)
-    graph = capture(problem, with_sizes=False)
+    graph = capture(problem)
     family = load_family(name)
     return match_of(
-        family.reference, list(family.sizes), graph, with_another_batch(problem, graph)
+        family.reference, list(family.op.sizes), graph, with_another_batch(problem, graph)
     )
 
 
 def module_around(folder: Path, text: str, family: Family, found: Matched) -> str:
     problem = load_problem(folder / "module.py")
-    graph = capture(problem, with_sizes=False)
+    graph = capture(problem)
     settings = settings_of(problem.model_without_memory(), True)
     return matched_text(graph, found, text, settings, True, family.model_new)
 

@@ -174,7 +174,7 @@ def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(t
 
 def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path):
     (tmp_path / "groups.py").write_text(text_of("groups"))
-    graph = capture(load_problem(tmp_path / "groups.py"), with_sizes=False)
+    graph = capture(load_problem(tmp_path / "groups.py"))
     stages = stages_of(graph, Partition(is_channels_last=True))
     copy, convolution, moments, rest = stages.tasks
     assert convolution.reads[0] in stages.images and convolution.name in stages.images
@@ -187,7 +187,7 @@ def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path
 
 def test_pointwise_work_before_windows_is_not_stored(tmp_path):
     (tmp_path / "windows.py").write_text(text_of("windows"))
-    graph = capture(load_problem(tmp_path / "windows.py"), with_sizes=False)
+    graph = capture(load_problem(tmp_path / "windows.py"))
     default, stages = stages_of(graph), stages_of(graph, Partition(is_recomputed=True))
     assert "tanh" in default.between and "tanh" not in stages.between
     assert traffic_bytes(graph, stages) < traffic_bytes(graph, default)
@@ -202,7 +202,7 @@ def test_windows_that_overlap_read_what_is_stored(tmp_path, monkeypatch):
     forward = f"{F}.max_pool2d(torch.tanh(x), 3, 2)"
     monkeypatch.setitem(MODULES, "overlapping", (forward, "", "torch.randn(2, 3, 9, 9)"))
     (tmp_path / "overlapping.py").write_text(text_of("overlapping"))
-    graph = capture(load_problem(tmp_path / "overlapping.py"), with_sizes=False)
+    graph = capture(load_problem(tmp_path / "overlapping.py"))
     assert "tanh" in stages_of(graph, Partition(is_recomputed=True)).between
 
 

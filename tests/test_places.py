@@ -160,8 +160,10 @@ def test_a_python_syntax_error_names_the_templates_line(tmp_path):
     build = built(tmp_path, candidate, Toolchain.find("cpu", None))
     assert build.status is Status.COMPILE
     line = text.split("\n").index("def f(:") + 1
-    told = family.explained(candidate, build.error)
-    assert told.startswith(f"{tmp_path}/mine/{NAME}/lines.triton.py.j2:{line}: error: Syn"), told
+    reported = family.explained(candidate, build.error)
+    assert reported.startswith(f"{tmp_path}/mine/{NAME}/lines.triton.py.j2:{line}: error: Syn"), (
+        reported
+    )
 
 
 @needs_nvcc
@@ -172,5 +174,5 @@ def test_a_cuda_error_names_the_templates_line(tmp_path):
     candidate = family.render({"template": "lines"})
     build = built(tmp_path, candidate, Toolchain.find("cuda", 90))
     line = text.split("\n").index("  nowhere();") + 1
-    told = family.explained(candidate, build.error)
-    assert told.startswith(f"{tmp_path}/mine/{NAME}/lines.cu.j2:{line}: error: "), told
+    reported = family.explained(candidate, build.error)
+    assert reported.startswith(f"{tmp_path}/mine/{NAME}/lines.cu.j2:{line}: error: "), reported

@@ -228,7 +228,7 @@ def test_what_is_pooled_is_not_stored_where_windows_do_not_overlap(tmp_path):
     path = tmp_path / "pool.py"
     path.write_text(text_of(*AMONG_OTHERS["convolution"]))
     problem = load_problem(path)
-    plan = planned(joint_of(problem, capture(problem, with_sizes=False)))
+    plan = planned(joint_of(problem, capture(problem)))
     assert plan is not None and plan.forward is not None
     (nest,) = plan.forward.nests
     most = 2 * 8 * 4 * 5  # elements of what is pooled: maxima, places, results
@@ -250,7 +250,7 @@ def test_other_maxima_leave_steps_to_the_reference(name, tmp_path):
     path = tmp_path / "pool.py"
     path.write_text(text_of(*LEFT[name]))
     problem = load_problem(path)
-    assert planned(joint_of(problem, capture(problem, with_sizes=False))) is None
+    assert planned(joint_of(problem, capture(problem))) is None
 
 
 IN_BLOCKS = {

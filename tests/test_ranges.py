@@ -216,7 +216,7 @@ def graph_of(folder: Path, forward: str, inputs: str = X) -> Graph:
     path = folder / "ranges.py"
     path.write_text(text_of("ranges"))
     del MODULES["ranges"]
-    return capture(load_problem(path), with_sizes=False)
+    return capture(load_problem(path))
 
 
 def test_each_nest_computes_its_own_masks(tmp_path):

@@ -135,10 +135,10 @@ def test_why_a_step_of_training_was_not_timed_is_said(task, tmp_path):
     path.write_text(MODULE.read_text() + BROKEN)
     broken = Contender.of_file(path, is_deterministic=True)
     race = Racer(task).race([broken], num_processes=1, seconds=0.01, has_steps=True)
-    told = finalist(0, Check(True, "float32"), race, 1)
-    assert told.interval is not None and told.step is None
-    assert told.step_failure == "broken.py: no kernel for this"
-    assert remarks_on(told)[-1].endswith("was not timed: broken.py: no kernel for this")
+    reported = finalist(0, Check(True, "float32"), race, 1)
+    assert reported.interval is not None and reported.step is None
+    assert reported.step_failure == "broken.py: no kernel for this"
+    assert remarks_on(reported)[-1].endswith("was not timed: broken.py: no kernel for this")
 
 
 HUNGRY = """

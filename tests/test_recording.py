@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from command_line import ROOT, Said, tune
+from spaces import feasible
 from test_search_spaces import cpu_with, search_space
 from tiny_operator import config_text, write_family
 
@@ -28,7 +29,7 @@ CONFIGURATIONS = 6
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording in two sittings of the same run."""
+    """A recording in two sessions of the same run."""
 
     run: Run
     said: tuple[Said, Said]
@@ -53,7 +54,7 @@ def test_a_recording_ends_with_its_search_and_is_gone_on_with(recorded):
     assert len(recorded.run.trials()) == CONFIGURATIONS
 
 
-def test_a_recording_cuts_no_time_short_in_any_sitting(recorded):
+def test_a_recording_cuts_no_time_short_in_any_session(recorded):
     assert not config_of(recorded.run).measure.stop_slow  # what a resumed run goes by
     found = read_recording(recorded.run.path)
     assert (found.known_us > 0).sum() == 4 and not found.is_bound.any()
@@ -63,7 +64,7 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
     later = create_run(tmp_path, "later", "cpu", "x", recorded.run.environment())
     with later.locked() as writer:
         for trial in recorded.run.trials():
-            writer.append(replace(trial, outcome=Outcome(Status.RUNTIME, "another sitting")))
+            writer.append(replace(trial, outcome=Outcome(Status.RUNTIME, "another session")))
     document = merged([recorded.run.path, later.path])
     write(document, tmp_path / "recording.json.gz")
     write(document, tmp_path / "again.json.gz")
@@ -72,8 +73,8 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
     of_run, of_file = read_recording(recorded.run.path), read_recording(tmp_path / "again.json.gz")
     # Of what both runs have, the first one's outcome counts.
     assert of_file.space.num_feasible == of_run.space.num_feasible == CONFIGURATIONS
-    for config_id, params in enumerate(of_file.space.feasible):
-        whole = next(p for p in of_run.space.feasible if params.items() <= p.items())
+    for config_id, params in enumerate(feasible(of_file.space)):
+        whole = next(p for p in feasible(of_run.space) if params.items() <= p.items())
         place = of_run.space.index(whole)
         assert of_file.statuses[config_id] == of_run.statuses[place]
         assert of_file.is_bound[config_id] == of_run.is_bound[place]
@@ -137,10 +138,10 @@ def test_the_recorded_space_of_the_cpus_template_is_whole():
     config = load_config(ROOT / "benchmarks/recording_cpu.yaml")
     _, space = search_space(config, cpu_with(512, 32))  # that Xeon's vectors
     assert recording.space.num_feasible == space.num_feasible
-    whole = {tuple(sorted(p.items())) for p in space.feasible}
+    whole = {tuple(sorted(p.items())) for p in feasible(space)}
     found = {
         tuple(sorted(FAMILY.renamed({"template": "cpu", **p}).items()))
-        for p in recording.space.feasible
+        for p in feasible(recording.space)
     }
     assert found == whole and not recording.is_bound.any()
     assert (recording.kernel, recording.device) == (
@@ -157,7 +158,7 @@ FLAGSHIP = ROOT / "tests" / "recordings" / "flagship_33_h200.json.gz"
 def test_the_recorded_flagship_space_is_part_of_what_its_config_lists():
     recording = read_recording(FLAGSHIP)
     space = plan(load_config(ROOT / "benchmarks/recording_33.yaml"), may_assume=True).space
-    recorded = [FAMILY.renamed(params) for params in recording.space.feasible]
+    recorded = [FAMILY.renamed(params) for params in feasible(recording.space)]
     for params in recorded:  # what triton has in common with others was at its default
         completed = space.complete(params)
         assert completed is not None and params.items() <= completed.items()

@@ -124,23 +124,25 @@ def test_random_searches_score_0_on_average(recorded):
     assert -0.6 < statistics.mean(scores) < 3 * error
 
 
-def test_a_time_that_was_cut_short_is_told_as_a_bound_and_is_nothing_found(recorded, monkeypatch):
+def test_a_time_that_was_cut_short_is_reported_as_a_bound_and_is_nothing_found(
+    recorded, monkeypatch
+):
     whole = read_recording(recorded)
     is_bound = whole.latency_us <= np.nanquantile(whole.latency_us, 0.3)  # of the fastest, all
     recording = dataclasses.replace(whole, is_bound=is_bound)
-    told = []
+    reported = []
     tell = optuna.Study.tell
     monkeypatch.setattr(
         optuna.Study,
         "tell",
         lambda study, trial, *values, **more: (
-            told.append(trial.user_attrs.get(CENSORED, False)),
+            reported.append(trial.user_attrs.get(CENSORED, False)),
             tell(study, trial, *values, **more),
         )[1],
     )
     found = replay(recording, "random", budget=60)
-    assert told == [bool(is_bound[config_id]) for config_id in found.searches[0].order]
-    assert 0 < sum(told) < 60
+    assert reported == [bool(is_bound[config_id]) for config_id in found.searches[0].order]
+    assert 0 < sum(reported) < 60
     assert found.yardstick.optimum_us == np.nanmin(whole.latency_us[~is_bound])
     assert found.best_us(60) >= found.yardstick.optimum_us
 

@@ -234,10 +234,10 @@ def test_environment_may_hold_nonsense(tmp_path, word, value):
 
 def test_run_without_a_result_claims_no_speed_up(tmp_path):
     run = make_run(tmp_path, make_trials(50))
-    told = summary(run)
-    assert told.kind == "open" and told.interval is None
-    assert told.verdict.endswith("so far, not verified")
-    assert any("not finished" in advice.text for advice in told.warnings)
+    reported = summary(run)
+    assert reported.kind == "open" and reported.interval is None
+    assert reported.verdict.endswith("so far, not verified")
+    assert any("not finished" in advice.text for advice in reported.warnings)
     page_of(run)
 
 

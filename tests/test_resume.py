@@ -89,7 +89,7 @@ def test_a_larger_budget_goes_on_as_if_it_had_been_so_from_the_start(whole, tmp_
 
 
 def test_the_journal_of_a_resumed_search_is_that_of_an_uninterrupted_one(tmp_path):
-    told = []
+    reported = []
     for cuts in ((TRIALS,), (5, 6, TRIALS)):
         run = new_run(tmp_path)
         for trials in cuts:
@@ -98,8 +98,8 @@ def test_the_journal_of_a_resumed_search_is_that_of_an_uninterrupted_one(tmp_pat
         (study,) = storage.get_all_studies()
         assert study.study_name == STUDY_NAME
         trials = storage.get_all_trials(study._study_id)
-        told.append([(t.number, t.params, t.value, t.state, t.user_attrs) for t in trials])
-    assert told[0] == told[1] and len(told[0]) == TRIALS
+        reported.append([(t.number, t.params, t.value, t.state, t.user_attrs) for t in trials])
+    assert reported[0] == reported[1] and len(reported[0]) == TRIALS
 
 
 def test_with_other_builders_than_before_nothing_is_repeated_or_lost(tmp_path):

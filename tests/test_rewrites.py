@@ -106,7 +106,7 @@ def seen(tmp_path: Path, init: str, forward: str, inputs: str) -> tuple[Problem,
     path = tmp_path / "module.py"
     path.write_text(HEAD + model_text(init, forward, inputs, names))
     problem = load_problem(path)
-    return problem, capture(problem, with_sizes=False)
+    return problem, capture(problem)
 
 
 def in_real_numbers(graph, problem, inputs) -> tuple[list, list, list, list]:

@@ -367,14 +367,16 @@ def test_write_whole_never_shows_a_part_to_a_reader(tmp_path):
 
 def test_what_an_environment_says_beyond_the_known_is_kept(run):
     path = run.path / "environment.json"
-    wrong = {"flops": True, "sizes": {"rows": "many"}, "sittings": [1], "num_feasible": "9"}
+    wrong = {"flops": True, "sizes": {"rows": "many"}, "sessions": [1], "num_feasible": "9"}
     written = {"op": "gemm", "bytes": 8, "baseline_us": 2.5, "commit": ["a", {"b": None}], **wrong}
     path.write_text(json.dumps(written))
     found = run.environment()
     assert (found.op, found.bytes, found.baseline_us) == ("gemm", 8, 2.5)
-    assert (found.flops, found.sizes, found.sittings, found.num_feasible) == (None, {}, (), None)
+    assert (found.flops, found.sizes, found.sessions, found.num_feasible) == (None, {}, (), None)
     replace(found, command="tune").write(run.path)
     assert json.loads(path.read_text()) == {**written, "command": "tune"}
+    path.write_text('{"sittings": [{"from_trial": 3, "baseline_us": 2.0}]}')  # as they were called
+    assert [session.from_trial for session in run.environment().sessions] == [3]
     path.write_text('{"baseline_us": NaN, "flops": Infinity}')
     assert run.environment().baseline_us is None and run.environment().flops is None
     path.write_text("[1]")

@@ -28,12 +28,12 @@ from tuner.run import Run, is_locked
 from tuner.trial import Check, Finalist, Interval, to_json
 
 
-def test_a_run_is_listed_with_what_it_proved(tmp_path):
+def test_a_run_is_listed_with_what_it_verified(tmp_path):
     made = trials(30)
     run = made_run(tmp_path, made, raced_result(made, 2.4))
     (shown,) = RunIndex(tmp_path).runs()
     assert (shown.name, shown.op, shown.device) == (run.path.name, "gemm", "NVIDIA H200")
-    assert (shown.state, shown.num_trials, shown.is_proved) == ("finished", 30, True)
+    assert (shown.state, shown.num_trials, shown.is_verified) == ("finished", 30, True)
     assert shown.low is not None and shown.high is not None and not shown.problem
     assert shown.speedup == pytest.approx(2.4) and shown.low <= 2.4001 and shown.high >= 2.3999
 
@@ -42,7 +42,7 @@ def test_a_speed_up_without_samples_is_not_listed_as_verified(tmp_path):
     made = trials(30)
     made_run(tmp_path, made, result(made, Interval(2.4, 2.3, 2.5, 0.95, 5)))
     (shown,) = RunIndex(tmp_path).runs()
-    assert (shown.speedup, shown.is_proved) == (2.4, False)
+    assert (shown.speedup, shown.is_verified) == (2.4, False)
 
 
 def test_an_open_run_is_listed_with_its_best_trial_and_follows_what_is_added(tmp_path):
@@ -88,14 +88,14 @@ def test_a_run_whose_finalists_were_all_rejected_is_rejected_with_the_reason(tmp
     assert [(r.state, r.speedup) for r in run_index.runs()] == [("stopped", 1.5)]
     put_to_the_check(run, (0, WHY))
     (shown,) = run_index.runs()
-    assert (shown.state, shown.speedup, shown.is_proved) == ("rejected", None, False)
+    assert (shown.state, shown.speedup, shown.is_verified) == ("rejected", None, False)
     assert shown.problem == (
         f"1 trial was correct at screening, but rejected by the full check: {WHY}"
     )
-    told = summary_of(run_index.run_data(run.path.name))
-    assert (told.kind, told.verdict) == ("rejected", f"Rejected: {shown.problem}")
-    assert told.measured == "screening only, and rejected since"
-    text = format_summary(told)
+    said = summary_of(run_index.run_data(run.path.name))
+    assert (said.kind, said.verdict) == ("rejected", f"Rejected: {shown.problem}")
+    assert said.measured == "screening only, and rejected since"
+    text = format_summary(said)
     assert "1 correct, of them 1 rejected by the full check" in " ".join(text.split())
     assert "the run is not finished" not in text
     assert parts_of(run_index.run_data(run.path.name)).keys()  # the page says the same
@@ -154,9 +154,9 @@ def test_a_page_advises_to_resume_only_what_no_other_process_works_on(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"\n"
         for read in (RunIndex(tmp_path).run_data(run.path.name), RunData.of(run)):
-            told = parts_of(read)["verdict"]
-            assert "the run is going on, and nothing is verified yet" in told
-            assert "--resume" not in told and "--resume" not in format_summary(summary_of(read))
+            said = parts_of(read)["verdict"]
+            assert "the run is going on, and nothing is verified yet" in said
+            assert "--resume" not in said and "--resume" not in format_summary(summary_of(read))
         other.communicate()
     with run.locked():  # a tuner that failed writes its last page while it has the lock
         assert f"tune --resume {run.path}" in parts_of(RunData.of(run))["verdict"]
@@ -222,7 +222,7 @@ def test_links_that_lead_out_of_a_run_are_never_followed(tmp_path):
     assert sources == ["", "", "source.cu"]
 
 
-def test_a_shelf_reached_through_a_link_is_a_shelf(tmp_path):
+def test_a_folder_of_runs_reached_through_a_link_is_one(tmp_path):
     run = made_run(tmp_path / "runs", trials(2))
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     assert RunIndex(tmp_path / "link").run(run.path.name).path == tmp_path / "link" / run.path.name
@@ -232,7 +232,7 @@ def test_a_folder_that_is_not_there_holds_no_runs(tmp_path: Path):
     assert RunIndex(tmp_path / "nowhere").runs() == []
 
 
-def test_ages_are_told_in_their_largest_unit():
+def test_ages_are_reported_in_their_largest_unit():
     ages = [age_words(s) for s in (0, 59.9, 61, 7200, 86400 * 3)]
     assert ages == ["0 s", "59 s", "1 min", "2 h", "3 d"]
 

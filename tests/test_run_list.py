@@ -21,12 +21,12 @@ MADE = trials(20)
 
 def run_of(folder: Path, speedup: float, batch: int, elsewhere: float | None = None) -> Run:
     found = raced_result(MADE, speedup)
-    proof = found.exported
+    verified = found.exported
     if elsewhere is not None:
         there = Interval(elsewhere, 0.98 * elsewhere, 1.02 * elsewhere, 0.95, 2)
-        proof = replace(proof, elsewhere=there)
+        verified = replace(verified, elsewhere=there)
     sizes = {"batch": batch, "in_features": 4096, "out_features": 8192}
-    ended = replace(found, exported=proof, finalists=(proof,))
+    ended = replace(found, exported=verified, finalists=(verified,))
     return made_run(folder, MADE, ended, environment={"sizes": sizes})
 
 
@@ -193,8 +193,8 @@ def test_the_page_has_the_last_lines_of_a_running_runs_log(tmp_path, browser):
     with run.locked():
         lines = [f"12:00:{n:02}  stage {n} <b>" for n in range(30)]
         (run.path / "log.txt").write_text("\n".join(lines) + "\n")
-        told = '{"stage": "checking", "phase": "verifying", "at": "2026-01-01T00:00:00+00:00"}'
-        (run.path / "progress.json").write_text(told)
+        reported = '{"stage": "checking", "phase": "verifying", "at": "2026-01-01T00:00:00+00:00"}'
+        (run.path / "progress.json").write_text(reported)
         reader = Reader(browser.new_context(), server.url)
         reader.page.goto(f"{server.url}/?token={server.token}")
         reader.page.goto(f"{server.url}/runs/{run.path.name}")

@@ -90,7 +90,7 @@ def file_of(folder: Path, name: str, forward: str, shape: tuple[int, ...]) -> Pa
 def tasks_of(folder: Path, forwards: Iterable[str], shape: tuple[int, ...] = (37, 101)):
     """Return the tasks of each of several forwards."""
     path = file_of(folder, "scans", f"return {', '.join(forwards)}", shape)
-    graph = capture(load_problem(path), with_sizes=False)
+    graph = capture(load_problem(path))
     return [stages_of(replace(graph, outputs=(output,))).tasks for output in graph.outputs]
 
 
@@ -132,7 +132,7 @@ def all_forms(folder: Path, shape: tuple[int, ...]):
     results = ", ".join(form.format(d=SHAPES[shape]) for form in FORMS.values())
     path = file_of(folder, "forms", f"return {results}", shape)
     problem = load_problem(path)
-    graph = capture(problem, with_sizes=False)
+    graph = capture(problem)
     settings = settings_of(problem.make_model(0), False)
     made = derived(Captured(graph), path.read_text(), "forms", settings, False, folder / "derived")
     return problem, load_family(made.name, [made.folder])

@@ -221,13 +221,13 @@ def test_what_is_asked_before_anything_is_known_is_of_every_template(tmp_path, s
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_what_is_built_is_finished_first_and_told_in_the_order_of_asking(
+def test_what_is_built_is_finished_first_and_reported_in_the_order_of_asking(
     tmp_path, sampler, overlaps
 ):
     def is_scalar(params: Params) -> bool:
         return params["vector"] == 1
 
-    told = []
+    reported = []
     for name, is_slow in (("slow", is_scalar), ("equal", lambda params: False)):
         (folder := tmp_path / name).mkdir()
         bench = Bench(folder)
@@ -237,8 +237,8 @@ def test_what_is_built_is_finished_first_and_told_in_the_order_of_asking(
         assert [t.params for t in bench.trials] == evaluator.submitted
         assert overlaps or (finished == evaluator.submitted) == (name == "equal")
         assert all(t.outcome.seconds.get("held", 0.0) >= 0.0 for t in bench.trials)
-        told.append([(t.number, t.params, t.outcome.status) for t in bench.trials])
-    assert told[0] == told[1]
+        reported.append([(t.number, t.params, t.outcome.status) for t in bench.trials])
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -286,8 +286,8 @@ def test_the_evaluator_is_told_the_best_latency_so_far(bench):
     evaluator = FakeEvaluator(by_region, ahead=1)
     bench.search(evaluator, sampler="random", trials=20)
     best: float | None = None
-    for trial, told in zip(bench.trials, evaluator.bests, strict=True):
-        assert told == best
+    for trial, reported in zip(bench.trials, evaluator.bests, strict=True):
+        assert reported == best
         us = trial.outcome.latency_us
         best = us if best is None else best if us is None else min(best, us)
     again = FakeEvaluator(by_region)
@@ -325,16 +325,16 @@ def test_the_device_works_while_a_question_is_thought_out(bench):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_it_asks_what_it_would_ask_of_a_device_that_waits(tmp_path, sampler):
-    told = []
+    reported = []
     for overlaps in (False, True):
         (folder := tmp_path / str(overlaps)).mkdir()
         bench = Bench(folder)
         for trials in (7, 24):  # resumed, too
             bench.search(FakeEvaluator(by_region, 4, overlaps), sampler=sampler, trials=trials)
-        told.append([(t.number, t.params, t.outcome.status) for t in bench.trials])
+        reported.append([(t.number, t.params, t.outcome.status) for t in bench.trials])
         ends = [t.elapsed_s - t.outcome.seconds.get("held", 0.0) for t in bench.trials]
         assert min(ends) >= 0 and min(ends[7:]) >= bench.trials[6].elapsed_s - 0.001  # rounded
-    assert told[0] == told[1] and len(told[0]) == 24
+    assert reported[0] == reported[1] and len(reported[0]) == 24
 
 
 class SlowFirst(FakeEvaluator):
@@ -502,13 +502,13 @@ def test_the_journal_is_rebuilt_from_the_runs_own_trials(bench):
     assert bench.search(FakeEvaluator(), trials=30) == "30 trials: the budget is used up"
     recorded = bench.study().trials
     assert len(recorded) == 30
-    for trial, told in zip(bench.trials, recorded, strict=True):
+    for trial, reported in zip(bench.trials, recorded, strict=True):
         is_correct = trial.outcome.status is Status.CORRECT
-        assert told.state == (TrialState.COMPLETE if is_correct else TrialState.PRUNED)
-        assert told.value == trial.outcome.latency_us
-        assert told.params == encoded(trial.params, bench.space)
-        assert told.user_attrs["status"] == trial.outcome.status.value
-    assert any(told.params["stages"] == ABSENT for told in recorded)
+        assert reported.state == (TrialState.COMPLETE if is_correct else TrialState.PRUNED)
+        assert reported.value == trial.outcome.latency_us
+        assert reported.params == encoded(trial.params, bench.space)
+        assert reported.user_attrs["status"] == trial.outcome.status.value
+    assert any(reported.params["stages"] == ABSENT for reported in recorded)
     assert {t.outcome.status for t in bench.trials} >= {Status.CORRECT, Status.COMPILE}
 
 
@@ -526,13 +526,13 @@ def test_a_trial_waits_for_the_disk_once_and_its_outcome_is_there_then(bench, mo
     assert set(seen) == set(range(21)) and len(seen) <= 22  # the first: the study itself
 
 
-def test_failures_are_told_as_pruned_with_their_reason(bench):
+def test_failures_are_reported_as_pruned_with_their_reason(bench):
     bench.search(FakeEvaluator(by_region), sampler="random", trials=40)
-    told = bench.study().trials
-    assert [t.state == TrialState.PRUNED for t in told] == [
+    reported = bench.study().trials
+    assert [t.state == TrialState.PRUNED for t in reported] == [
         by_region(t.params) is not None for t in bench.trials
     ]
-    reasons = {t.user_attrs.get("reason") for t in told if t.state == TrialState.PRUNED}
+    reasons = {t.user_attrs.get("reason") for t in reported if t.state == TrialState.PRUNED}
     assert reasons >= {"it is compile", "it is timeout", "it is runtime"}
     assert bench.study().best_value == min(
         t.outcome.latency_us for t in bench.trials if t.outcome.latency_us is not None
@@ -671,20 +671,20 @@ def test_of_several_devices_a_resumed_search_asks_what_an_uninterrupted_one_asks
 
 
 def test_of_several_devices_a_slow_candidate_keeps_no_other_waiting(bench):
-    first = make_space().feasible[0]
+    first = make_space().at(0)
     devices = Devices(ahead=3, most=20, order_of=lambda params: int(params == first))
     bench.search(devices, sampler="grid", trials=20, at_once=3)
     assert bench.trials[-1].params == first and bench.trials[-1].question == 0
     assert is_listed_once(bench.trials)
 
 
-def test_of_several_devices_equal_machine_code_names_the_trial_it_is_told_as(bench):
+def test_of_several_devices_equal_machine_code_names_the_trial_it_is_reported_as(bench):
     class Same(Devices):
         def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
             outcome = super().finish(pending, number, best_us)
             return replace(outcome, same_as=1) if number == 4 else outcome
 
-    first = make_space().feasible[0]
+    first = make_space().at(0)
     devices = Same(ahead=3, most=12, order_of=lambda params: int(params == first))
     bench.search(devices, sampler="grid", trials=12, at_once=3)
     one, same = (next(t for t in bench.trials if t.question == n) for n in (1, 4))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gemm_cases as gemm
 import pytest
+from spaces import feasible
 
 from tuner.config.run_config import RunConfig, load_config, parse_config
 from tuner.errors import ConfigError, InputError
@@ -37,7 +38,7 @@ def search_space(
     varied = {p.name: p.values for p in config.space}
     names = [str(name) for name in varied.pop("template")]
     device = known_device("NVIDIA H200").facts() if device is None else device
-    facts = {**device, **family.sizes, **config.problem.sizes}
+    facts = {**device, **family.op.sizes, **config.problem.sizes}
     whens = {p.name: p.when for p in config.space if p.when}
     rules = [*family.constraints(names, varied), *config.constraints]
     return names, SearchSpace.build(family.parameters(names, varied, whens), rules, facts)
@@ -47,7 +48,7 @@ def search_space(
 def test_each_template_can_be_searched_and_each_rule_rejects_something(ending):
     config = config_of("33", ending)
     names, space = search_space(config)
-    assert {params["template"] for params in space.feasible} == set(names)
+    assert {params["template"] for params in feasible(space)} == set(names)
     idle = [rule.why for rule in config.constraints if not space.rejections[rule.why]]
     assert idle == []
 
@@ -58,7 +59,7 @@ def test_what_is_let_through_is_let_through_with_what_it_lacks_at_its_default(en
     config = config_of("33", ending)
     _, space = search_space(config)
     for config_id in random.Random(0).sample(range(space.num_feasible), 40):
-        params = dict(space.feasible[config_id])
+        params = dict(space.at(config_id))
         template = str(params.pop("template"))
         alone = gemm.search_space(template, params, config.problem.sizes)
         assert alone.num_feasible == 1, params
@@ -99,12 +100,12 @@ CPUS = {
 def test_vectors_are_those_that_the_cpu_has(name, cpu):
     facts, widths = CPUS[cpu]
     _, space = search_space(load_config(FOLDER / f"{name}.yaml"), facts)
-    assert {params["width"] for params in space.feasible} == widths
-    assert {params["template"] for params in space.feasible} == {"cpu"}
+    assert {params["width"] for params in feasible(space)} == widths
+    assert {params["template"] for params in feasible(space)} == {"cpu"}
     stats = {"two_pass", "atomics", "per_thread"} | ({"gram"} if name == "quickstart" else set())
-    assert {params["stats"] for params in space.feasible} == stats
+    assert {params["stats"] for params in feasible(space)} == stats
     # The tile of our own GEMM, two more registers that feed it, and no more.
-    tiles = [p for p in space.feasible if p.get("gemm") == "own"]
+    tiles = [p for p in feasible(space) if p.get("gemm") == "own"]
     assert bool(tiles) == (name == "quickstart")
     for tile in tiles:
         used = int(tile["tile_vectors"]) * (int(tile["tile_rows"]) + 1) + 2
@@ -119,7 +120,9 @@ def test_a_config_that_lists_no_widths_gets_the_machines_own(op, cpu):
     template = family.template("cpu")
     # Neither is anything else listed: all defaults together are a configuration that is allowed.
     space = SearchSpace.build(
-        family.parameters(["cpu"], {}), family.constraints(["cpu"], {}), {**facts, **family.sizes}
+        family.parameters(["cpu"], {}),
+        family.constraints(["cpu"], {}),
+        {**facts, **family.op.sizes},
     )
     assert space.num_feasible == 1
     assert template.filled({}, facts)["width"] == max(widths)

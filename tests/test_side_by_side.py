@@ -12,6 +12,7 @@ import pytest
 from command_line import ROOT, environment
 from gemm_cases import needs_nvcc
 from recorded_run import h200_run
+from spaces import feasible
 from tiny_operator import config_text, write_family
 
 from benchmarks import side_by_side
@@ -43,7 +44,7 @@ def test_both_tuners_get_the_same_configurations_and_one_text_for_all(planned):
 @pytest.mark.parametrize("load", side_by_side.LOADS)
 def test_the_text_compiles_with_parameters_as_macros(planned, tmp_path, load):
     (tmp_path / "kernel.cu").write_text(side_by_side.kernel_text(planned))
-    params = [p for p in planned.space.feasible if p["load"] == load][-1]
+    params = [p for p in feasible(planned.space) if p["load"] == load][-1]
     macros = [f"-D{name}={params[name]}" for name in [*side_by_side.NUMBERS, "load"]]
     command = ["nvcc", "-cubin", "-arch=sm_90", "-std=c++17", "--expt-relaxed-constexpr"]
     done = subprocess.run(
@@ -72,7 +73,7 @@ def test_kernel_tuners_half_knows_nothing_of_ours():
     assert imported <= {"json", "random", "sys", "datetime", "importlib", "typing", "numpy"}
 
 
-def test_what_kernel_tuner_says_when_it_fails_is_told(planned):
+def test_what_kernel_tuner_says_when_it_fails_is_reported(planned):
     job = {**side_by_side.job(planned, 60, 0), "sizes": {}}
     with pytest.raises(RuntimeError, match=r"ModuleNotFoundError|KeyError"):
         side_by_side.theirs(sys.executable, None, job)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from spaces import feasible
 
 from tuner.errors import ExpressionError, InputError
 from tuner.space import constraints, enumeration, search_space as space
@@ -96,11 +97,11 @@ def test_the_feasible_list_is_the_filtered_product(counts, whens, chained, rules
             SearchSpace.build(parameters, constraints, facts)
         return
     built = SearchSpace.build(parameters, constraints, facts)
-    assert sorted(map(str, built.feasible)) == sorted(map(str, expected))
-    assert [built.index(params) for params in built.feasible] == list(range(len(expected)))
+    assert sorted(map(str, feasible(built))) == sorted(map(str, expected))
+    assert [built.index(params) for params in feasible(built)] == list(range(len(expected)))
     assert built.num_cartesian == math.prod(counts)
     if not any(conditions):
-        assert list(built.feasible) == expected  # in the order of declaration
+        assert feasible(built) == expected  # in the order of declaration
         assert built.num_feasible + sum(built.rejections.values()) == built.num_cartesian
     for values in itertools.product(*[(*p.values, None) for p in parameters]):
         point = {p.name: v for p, v in zip(parameters, values, strict=True) if v is not None}
@@ -121,15 +122,15 @@ def tile_space() -> SearchSpace:
 
 def test_feasible_is_a_sequence_in_the_order_of_declaration():
     built = tile_space()
-    assert built.feasible[0] == {"template": "wgmma", "block_m": 64, "stages": 2}
-    assert built.feasible[-1] == {"template": "library", "block_m": 256}
-    assert built.feasible[-3:-1] == [
+    assert built.at(0) == {"template": "wgmma", "block_m": 64, "stages": 2}
+    assert feasible(built)[-1] == {"template": "library", "block_m": 256}
+    assert feasible(built)[-3:-1] == [
         {"template": "library", "block_m": 64},
         {"template": "library", "block_m": 128},
     ]
-    assert len(built.feasible) == built.num_feasible == 9 and built.num_cartesian == 18
+    assert len(feasible(built)) == built.num_feasible == 9 and built.num_cartesian == 18
     with pytest.raises(IndexError):
-        built.feasible[9]
+        built.at(9)
 
 
 def test_what_is_no_configuration_has_no_position():
@@ -284,7 +285,7 @@ def test_a_trillion_combinations_are_counted_and_found_without_a_list():
     built = chain(12, *pairs)
     num_pairs = sum(a * b <= 30 for a in range(1, 11) for b in range(1, 11))
     assert built.num_cartesian == 10**12 and built.num_feasible == num_pairs**6
-    assert not built.is_listed and len(built.feasible) == num_pairs**6
+    assert not built.is_listed and built.num_feasible == num_pairs**6
     with pytest.raises(InputError, match="too many to list"):
         built.rows()
     drawn = built.sample(500, np.random.default_rng(0))
@@ -294,7 +295,7 @@ def test_a_trillion_combinations_are_counted_and_found_without_a_list():
     rows[:, 0], rows[:, 1] = 9, 9  # 10 * 10
     assert (built.config_ids(rows) == -1).all()
     for config_id in [0, built.num_feasible - 1, *drawn[:20].tolist()]:
-        params = built.feasible[config_id]
+        params = built.at(config_id)
         assert built.index(params) == config_id
 
 
@@ -319,11 +320,9 @@ def test_positions_have_an_order_where_digits_do_not_fit_into_64_bits():
     fixed = [rule(f"p{i} == 2") for i in range(55)]
     built = SearchSpace.build(values, fixed, {})
     assert built.num_feasible == 3**5 and built.is_listed
-    assert list(built.feasible) == sorted(
-        built.feasible, key=lambda params: tuple(params.values())
-    )
-    assert [built.index(params) for params in built.feasible] == list(range(3**5))
-    assert built.index({**built.feasible[7], "p3": 1}) is None
+    assert feasible(built) == sorted(feasible(built), key=lambda params: tuple(params.values()))
+    assert [built.index(params) for params in feasible(built)] == list(range(3**5))
+    assert built.index({**built.at(7), "p3": 1}) is None
 
 
 def test_ten_million_combinations_are_enumerated_in_seconds():
@@ -350,7 +349,7 @@ def test_rows_and_positions_are_each_others_inverse():
     built = tile_space()
     rows = built.rows()
     assert rows.tolist() == [list(built.coordinates(i)) for i in range(9)]
-    assert [built.params_of(row) for row in rows] == list(built.feasible)
+    assert [built.params_of(row) for row in rows] == feasible(built)
     assert (built.config_ids(rows) == np.arange(9)).all()
     assert (built.rows(np.array([4, 2])) == rows[[4, 2]]).all()
     wrong = np.array([[0, 2, 2], [0, 0, 3], [1, 0, 0], [0, 7, 0], [0, -1, 0]])
@@ -364,7 +363,7 @@ def test_neighbours_differ_in_one_parameter_and_what_depends_on_it():
 
     def neighbours(params: Params) -> list[Params]:
         found = built.neighbour_ids(built.index(params))
-        return [built.feasible[config_id] for config_id in found.tolist()]
+        return [built.at(config_id) for config_id in found.tolist()]
 
     assert neighbours({"template": "wgmma", "block_m": 64, "stages": 2}) == [
         {"template": "wgmma", "block_m": 64, "stages": 3},
@@ -387,7 +386,7 @@ def test_configurations_are_counted_by_value_with_a_list_and_without(monkeypatch
 
     listed = [count(name) for name in ("stages", "template")]
     assert listed[0][0] == {2: 2, 3: 2, 4: 2} and listed[1][0] == {"wgmma": 6, "library": 3}
-    for params in tile_space().feasible:
+    for params in feasible(tile_space()):
         listed[1][0][params["template"]] -= 1
     assert not any(listed.pop()[0].values())
     monkeypatch.setattr(space, "MAX_LISTED", 0)
@@ -395,32 +394,10 @@ def test_configurations_are_counted_by_value_with_a_list_and_without(monkeypatch
     assert chain(15, "p0 < p1").count_by("p1")[10] == 9 * 10**13
 
 
-def test_points_are_scaled_logarithms_and_words_have_none():
-    built = SearchSpace.build(
-        [
-            Parameter("block", (16, 32, 64, 256)),
-            Parameter("word", ("a", "b")),
-            Parameter("flag", (True, False)),
-            Parameter("offset", (0, 1, 3), Expression.parse("word == 'a'")),
-            Parameter("one", (8,)),
-            Parameter("signed", (-1, 0, 1)),
-        ],
-        [],
-        {},
-    )
-    assert built.is_ordered.tolist() == [True, False, False, True, True, True]
-    rows = np.array([[0, 0, 0, 1, 0, 0], [2, 1, 1, 3, 0, 1], [3, 0, 0, 2, 0, 2]])
-    assert built.points(rows).tolist() == [
-        [0.0, 0.0, 0.0, 0.5, 0.5, 0.0],
-        [0.5, 0.0, 0.0, 0.5, 0.5, 0.5],
-        [1.0, 0.0, 0.0, 1.0, 0.5, 1.0],
-    ]
-
-
 def test_a_listed_space_holds_exactly_what_was_listed():
     parameters = [Parameter("a", (4, 2)), Parameter("b", (1, 2), Expression.parse("a == 4"))]
     built = SearchSpace.listed(parameters, np.array([[1, 2], [0, 1]]))
-    assert list(built.feasible) == [{"a": 4, "b": 2}, {"a": 2}]
+    assert feasible(built) == [{"a": 4, "b": 2}, {"a": 2}]
     assert built.index({"a": 4, "b": 1}) is None
     assert built.index({"a": 2}) == 1
     assert built.neighbour_ids(0).tolist() == [1]

@@ -38,7 +38,7 @@ def derive_with_steps(folder: Path, name: str, text: str) -> tuple[Problem, Fami
     path = folder / f"{name}.py"
     path.write_text(text)
     problem = load_problem(path)
-    graph = capture(problem, with_sizes=False)
+    graph = capture(problem)
     other = with_another_batch(problem, graph)
     forwards = [Captured(g, joint_of(problem, g)) for g in (graph, other) if g]
     settings = settings_of(problem.make_model(0), False)
@@ -128,7 +128,7 @@ def test_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
     assert {*on_gpus.plan.extra} == {*here.plan.extra} and None not in on_gpus.plan.extra.values()
     # Triton compiles ahead of time at the sizes that all calls have.
     shapes = [a.shape or () for call in taken.family.extra.values() for a in call.arguments]
-    known = {*taken.family.sizes, *taken.family.extra_sizes}
+    known = {*taken.family.op.sizes, *taken.family.op.extra_sizes}
     assert {size for shape in shapes for size in shape} <= known
 
 
@@ -385,7 +385,7 @@ def test_results_that_depend_on_different_weights_leave_steps_to_the_reference(t
     path = tmp_path / "pooled.py"
     path.write_text(text_of("pooled_batch_norm"))
     problem = load_problem(path)
-    joint = joint_of(problem, capture(problem, with_sizes=False))
+    joint = joint_of(problem, capture(problem))
     assert joint is not None and planned(joint) is None
 
 
@@ -453,7 +453,7 @@ def test_what_has_no_kernels_for_gradients_has_no_record_of_a_step(name, tmp_pat
     path = tmp_path / "none.py"
     path.write_text(text_of(name))
     problem = load_problem(path)
-    assert joint_of(problem, capture(problem, with_sizes=False)) is None
+    assert joint_of(problem, capture(problem)) is None
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ def test_triton_compiles_all_calls_ahead_without_a_gpu(name, template, tmp_path)
     source, plan = tmp_path / "source.py", tmp_path / "plan.json"
     source.write_text(candidate.source)
     plan.write_text(to_json(candidate.plan))
-    sizes = json.dumps({**family.extra_sizes, **family.sizes})
+    sizes = json.dumps({**family.op.extra_sizes, **family.op.sizes})
     ran = subprocess.run(
         [sys.executable, "-m", "tuner.kernel.triton_build", str(source), str(plan),
          str(tmp_path), "--arch", "90", "--sizes", sizes],

@@ -45,7 +45,7 @@ def test_sizes_of_a_captured_module_are_of_its_inputs_and_its_largest_weight():
     assert sizes_words({"rows": 4, "cols": 3}) == "4 x 3"
 
 
-def test_a_moment_is_told_to_the_minute_and_words_as_they_are():
+def test_a_moment_is_said_to_the_minute_and_words_as_they_are():
     assert moment_words("2026-11-26T09:23:30+00:00") == "2026-11-26 09:23 UTC"
     assert moment_words("2026-11-26T09:23:30") == "2026-11-26 09:23"
     assert moment_words("yesterday") == "yesterday"
@@ -63,42 +63,44 @@ def test_a_run_that_was_copied_names_its_file_within_it(tmp_path):
     assert summary(run).export_path == "/elsewhere/other.py"
 
 
-def told_of(folder: Path, interval: Interval) -> Summary:
+def reported_of(folder: Path, interval: Interval) -> Summary:
     trials = make_trials(30)
     return summary(make_run(folder, trials, make_result(trials, interval)))
 
 
 def test_interval_that_holds_one_is_no_difference(tmp_path):
-    told = told_of(tmp_path, Interval(1.01, 0.99, 1.03, 0.95, 5))
-    assert told.kind == "no difference"
-    assert told.verdict.startswith("No difference from PyTorch: 1.010x")
-    assert any("the interval holds 1" in advice.text for advice in told.warnings)
+    reported = reported_of(tmp_path, Interval(1.01, 0.99, 1.03, 0.95, 5))
+    assert reported.kind == "no difference"
+    assert reported.verdict.startswith("No difference from PyTorch: 1.010x")
+    assert any("the interval holds 1" in advice.text for advice in reported.warnings)
 
 
 def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
-    told = told_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
-    assert told.kind == "no difference"
-    assert told.verdict.startswith(
+    reported = reported_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
+    assert reported.kind == "no difference"
+    assert reported.verdict.startswith(
         "Cannot be distinguished from PyTorch: faster in this race (3.95x)"
     )
 
 
 def test_slower_is_called_slower(tmp_path):
-    assert told_of(tmp_path, Interval(0.9, 0.88, 0.92, 0.95, 5)).kind == "slower"
+    assert reported_of(tmp_path, Interval(0.9, 0.88, 0.92, 0.95, 5)).kind == "slower"
 
 
 def test_a_fallback_is_said_to_be_one_and_no_advice_asks_for_more(tmp_path):
     trials = make_trials(30)
     result = replace(make_result(trials, Interval(1.0, 0.99, 1.01, 0.95, 5)), is_fallback=True)
-    told = summary(make_run(tmp_path, trials, result))
-    assert told.kind == "no difference" and told.verdict.startswith("No faster kernel found")
-    assert not any("the interval holds 1" in advice.text for advice in told.warnings)
+    reported = summary(make_run(tmp_path, trials, result))
+    assert reported.kind == "no difference" and reported.verdict.startswith(
+        "No faster kernel found"
+    )
+    assert not any("the interval holds 1" in advice.text for advice in reported.warnings)
 
 
 def test_interval_without_ends_is_said_in_words(tmp_path):
-    told = told_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
-    assert told.certainty == "0.000x to no bound in 95 % of rounds, seen in 1 process alone"
-    assert any("one process only" in advice.text for advice in told.warnings)
+    reported = reported_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
+    assert reported.certainty == "0.000x to no bound in 95 % of rounds, seen in 1 process alone"
+    assert any("one process only" in advice.text for advice in reported.warnings)
 
 
 def test_rejected_export_is_never_faster(tmp_path):
@@ -106,58 +108,62 @@ def test_rejected_export_is_never_faster(tmp_path):
     result = make_result(trials)
     assert result.exported is not None
     wrong = replace(result.exported, check=check("x + 100: 3 times the allowed error"))
-    told = summary(make_run(tmp_path, trials, replace(result, exported=wrong)))
-    assert told.kind == "rejected"
-    assert told.verdict == "Rejected: x + 100: 3 times the allowed error"
-    assert any("do not use" in advice.remedy for advice in told.warnings)
+    reported = summary(make_run(tmp_path, trials, replace(result, exported=wrong)))
+    assert reported.kind == "rejected"
+    assert reported.verdict == "Rejected: x + 100: 3 times the allowed error"
+    assert any("do not use" in advice.remedy for advice in reported.warnings)
 
 
-SITTINGS = {
+SESSIONS = {
     "baseline_us": 900.0,
     "baseline_noise": 0.5,
-    "sittings": [
+    "sessions": [
         {"from_trial": 0, "baseline_us": 3000.0, "baseline_noise": 0.004},
         {"from_trial": 20, "baseline_us": 900.0, "baseline_noise": 0.5},
     ],
 }
 
 
-def test_the_baseline_that_is_told_is_of_the_sitting_of_what_is_told(tmp_path):
+def test_the_baseline_that_is_reported_is_of_the_session_of_what_is_reported(tmp_path):
     made = trials(30)
     early = min(range(20), key=lambda n: made[n].outcome.latency_us or math.inf)
     fastest = replace(made[early].outcome.measurement, latency_us=1000.0, samples_us=(1000.0,) * 5)
     made[early] = replace(made[early], outcome=replace(made[early].outcome, measurement=fastest))
-    facts = RunData.of(made_run(tmp_path, made, environment=SITTINGS))
-    told = summary_of(facts)
-    assert told.best is not None and told.best.number == early
-    assert (told.baseline_us, told.baseline_noise) == (BASELINE_US, 0.004)
-    assert facts.sitting(19).latency_us == 3000.0 and facts.sitting(20).latency_us == 900.0
-    assert not any("the baseline's times scatter" in a.text for a in told.warnings)
+    facts = RunData.of(made_run(tmp_path, made, environment=SESSIONS))
+    reported = summary_of(facts)
+    assert reported.best is not None and reported.best.number == early
+    assert (reported.baseline_us, reported.baseline_noise) == (BASELINE_US, 0.004)
+    assert facts.session(19).latency_us == 3000.0 and facts.session(20).latency_us == 900.0
+    assert not any("the baseline's times scatter" in a.text for a in reported.warnings)
 
 
 def test_the_baseline_of_a_race_is_the_one_that_ran_in_it(tmp_path):
     made = trials(30)
-    proof = result(made).finalists[0]
+    verified = result(made).finalists[0]
     bursts = (((100.0,), (110.0, 110.0, 500.0)), ((90.0,), (100.0,)))
-    proof = replace(proof, baseline_us=100.0, baseline_samples_us=bursts)
-    ended = replace(result(made), exported=proof, finalists=(proof,))
-    told = summary_of(RunData.of(made_run(tmp_path, made, ended, environment=SITTINGS)))
-    assert told.baseline_us == 100.0
-    assert told.baseline_noise == pytest.approx(1.4826 * 5.0 / 100.0)
+    verified = replace(verified, baseline_us=100.0, baseline_samples_us=bursts)
+    ended = replace(result(made), exported=verified, finalists=(verified,))
+    reported = summary_of(RunData.of(made_run(tmp_path, made, ended, environment=SESSIONS)))
+    assert reported.baseline_us == 100.0
+    assert reported.baseline_noise == pytest.approx(1.4826 * 5.0 / 100.0)
 
 
 def test_summary_takes_its_figures_from_the_exported_file(finished):
-    told = summary(finished)
-    assert told.latency_us == 1850.5 and told.measured.startswith("the exported file")
-    assert told.baseline_us == 3005.0
-    assert "at most 3.00 times the baseline's own error" in told.error
-    assert "'x + 100'" in told.error
-    assert told.best is not None and told.best.number not in told.ties and len(told.ties) == 1
+    reported = summary(finished)
+    assert reported.latency_us == 1850.5 and reported.measured.startswith("the exported file")
+    assert reported.baseline_us == 3005.0
+    assert "at most 3.00 times the baseline's own error" in reported.error
+    assert "'x + 100'" in reported.error
+    assert (
+        reported.best is not None
+        and reported.best.number not in reported.ties
+        and len(reported.ties) == 1
+    )
     tflops = 2 * 1024 * 8192 * 8192 / 1850.5 / 1e6
-    assert told.throughput.startswith(f"{tflops:.3g} TFLOPS")
-    assert told.best.params["precision"] == "fp16x3"
-    assert told.roofline.startswith(f"{100 * tflops / 330:.0f} % of 330 TFLOPS, the roofline")
-    assert "which it computes in" in told.roofline and "67" not in told.roofline
+    assert reported.throughput.startswith(f"{tflops:.3g} TFLOPS")
+    assert reported.best.params["precision"] == "fp16x3"
+    assert reported.roofline.startswith(f"{100 * tflops / 330:.0f} % of 330 TFLOPS, the roofline")
+    assert "which it computes in" in reported.roofline and "67" not in reported.roofline
 
 
 def test_near_misses_that_were_drawn_again_are_counted(tmp_path):
@@ -167,8 +173,8 @@ def test_near_misses_that_were_drawn_again_are_counted(tmp_path):
     first, *others = result.exported.check.probes
     probes = (replace(first, num_draws=4), *others)
     exported = replace(result.exported, check=replace(result.exported.check, probes=probes))
-    told = summary(make_run(tmp_path, trials, replace(result, exported=exported)))
-    assert told.error.endswith("probes accepted, 1 after a near miss in most of several draws")
+    reported = summary(make_run(tmp_path, trials, replace(result, exported=exported)))
+    assert reported.error.endswith("probes accepted, 1 after a near miss in most of several draws")
 
 
 def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
@@ -199,16 +205,16 @@ def test_what_is_left_to_gain_is_the_last_that_the_search_said(finished, tmp_pat
         "improvement estimated at 0.42 %; chance that the best is within 1 %: 92 %, 5 %: 96 % "
         "(after 120 trials)"
     )
-    told = summary(finished)
-    assert told.outlook is not None and told.outlook.number == 120
-    assert outlook_words(told.outlook) == said
-    assert said in " ".join(format_summary(told).split())
+    reported = summary(finished)
+    assert reported.outlook is not None and reported.outlook.number == 120
+    assert outlook_words(reported.outlook) == said
+    assert said in " ".join(format_summary(reported).split())
     assert said in parts_of(RunData.of(finished), ["verdict"])["verdict"]
     few = summary(make_run(tmp_path, make_trials(10)))
     assert few.outlook is None and "remaining" not in format_summary(few)
 
 
-def test_torch_compile_is_told_where_it_was_raced(tmp_path):
+def test_torch_compile_is_reported_where_it_was_raced(tmp_path):
     trials = make_trials(10)
     known = Compiled(
         "default",
@@ -225,8 +231,8 @@ def test_torch_compile_is_told_where_it_was_raced(tmp_path):
     assert said in parts_of(facts, ["verdict"])["verdict"].replace("&#39;", "'")
     assert said[:50] in " ".join(format_summary(summary_of(facts)).split())
     failed = replace(make_result(trials), compiled=Compiled("default", error="no compiler"))
-    told = summary(make_run(tmp_path, trials, failed))
-    assert told.compiled == "torch.compile (default) could not be raced: no compiler"
+    reported = summary(make_run(tmp_path, trials, failed))
+    assert reported.compiled == "torch.compile (default) could not be raced: no compiler"
 
 
 @pytest.mark.parametrize(
@@ -255,15 +261,15 @@ def test_terminal_summary_with_many_warnings_still_fits(tmp_path):
     assert "more warnings in the report" in text
 
 
-def test_what_the_check_noted_is_told_once(tmp_path):
+def test_what_the_check_noted_is_reported_once(tmp_path):
     trials = make_trials(30)
     made = make_result(trials)
     assert made.exported is not None
     noted = replace(made.exported.check, notes=("it patches torch.allclose", "a note"))
     exported = replace(made.exported, check=noted)
     run = make_run(tmp_path, trials, replace(made, exported=exported, notes=("a note",)))
-    told = [advice.text for advice in summary(run).warnings]
-    assert told.count("it patches torch.allclose") == told.count("a note") == 1
+    reported = [advice.text for advice in summary(run).warnings]
+    assert reported.count("it patches torch.allclose") == reported.count("a note") == 1
 
 
 def test_hostile_text_moves_no_cursor_in_the_terminal(tmp_path):
@@ -274,7 +280,9 @@ def test_hostile_text_moves_no_cursor_in_the_terminal(tmp_path):
 
 def test_a_file_that_runs_pytorchs_own_operations_is_no_difference(tmp_path):
     made = trials(30)
-    proof = replace(result(made).exported, falls_back=True)
-    told = summary(make_run(tmp_path, made, replace(result(made), exported=proof)))
-    assert told.kind == "no difference"
-    assert told.verdict.startswith("No difference from PyTorch: the file runs its own operations")
+    verified = replace(result(made).exported, falls_back=True)
+    reported = summary(make_run(tmp_path, made, replace(result(made), exported=verified)))
+    assert reported.kind == "no difference"
+    assert reported.verdict.startswith(
+        "No difference from PyTorch: the file runs its own operations"
+    )

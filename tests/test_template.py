@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from spaces import feasible
 
 from tuner.errors import TemplateError
 from tuner.kernel.family import builtin_folder, family_names, load_family
@@ -230,7 +231,7 @@ def test_a_file_without_a_usable_head_is_refused(folder, content, expected):
     assert message.startswith(str(path)) and expected in message
 
 
-def test_every_error_of_a_head_is_told_at_once(folder):
+def test_every_error_of_a_head_is_reported_at_once(folder):
     text = edited(edited(TILED, "title:", "titel:"), 'about: "rows at', 'abuot: "rows at')
     write(folder, "tiny/tiled.cpp.j2", text)
     message = refusal(folder)
@@ -283,13 +284,15 @@ def test_a_template_has_what_its_parts_declare_and_its_own_words_win(folder):
         ("requires:", "steps:", "sums.yaml:2: steps: unknown key 'steps'"),
     ],
 )
-def test_what_is_wrong_with_a_part_is_told_with_its_own_file_and_line(folder, old, new, expected):
+def test_what_is_wrong_with_a_part_is_reported_with_its_own_file_and_line(
+    folder, old, new, expected
+):
     write(folder, "_lib/sums.yaml", edited(SUMS_HEAD, old, new))
     write(folder, "tiny/tiled.cpp.j2", SHARING)
     assert expected in refusal(folder)
 
 
-def test_a_part_that_is_not_there_is_told_with_those_that_are(folder):
+def test_a_part_that_is_not_there_is_reported_with_those_that_are(folder):
     write(folder, "_lib/sums.yaml", SUMS_HEAD)
     write(folder, "tiny/tiled.cpp.j2", edited(SHARING, "uses: [sums]", "uses: [sum]"))
     message = refusal(folder)
@@ -716,7 +719,7 @@ def space_of(folder: Path, names: list[str], varied: dict, kind: str = "cpu") ->
         family.constraints(names, varied),
         {"device.kind": kind, "rows": 4, "cols": 8},
     )
-    return list(space.feasible)
+    return feasible(space)
 
 
 def test_a_parameter_of_one_template_is_absent_for_the_other(folder):

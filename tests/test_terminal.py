@@ -48,9 +48,9 @@ def test_the_live_view_says_what_the_summary_says_in_20_lines_of_80_columns(tmp_
         lines = drawn(screen)
         assert len(lines) <= 20 and max(map(len, lines)) <= 80
         facts = RunData(run, run.environment(), made[:number], None, "")
-        told = format_summary(summary_of(facts)).splitlines()
-        shared = [line for line in told if not line.startswith(("warning", "again"))]
-        assert lines[1] == told[1] and lines[1].startswith("verdict")
+        reported = format_summary(summary_of(facts)).splitlines()
+        shared = [line for line in reported if not line.startswith(("warning", "again"))]
+        assert lines[1] == reported[1] and lines[1].startswith("verdict")
         assert set(lines[:6]) <= set(shared)
     assert f"#{made[-1].number}" in "\n".join(lines)
     assert "1.992x PyTorch's speed so far, not verified" in lines[1]

@@ -34,5 +34,5 @@ def test_every_promise_names_a_test():
 def test_what_needs_a_gpu_says_so():
     for file, name in NAMED:
         marks = ast.unparse(ast.Module(functions_of(file)[name].decorator_list, []))
-        is_told = f"`{file}::{name}` (gpu)" in TEXT
-        assert is_told == ("pytest.mark.gpu" in marks), name
+        is_reported = f"`{file}::{name}` (gpu)" in TEXT
+        assert is_reported == ("pytest.mark.gpu" in marks), name

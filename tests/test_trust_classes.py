@@ -278,8 +278,8 @@ def test_an_honest_module_is_right_and_its_differences_are_listed(name, on_cpu):
     problem, expectations = on_cpu
     check = verdict(problem, load_candidate(HERE / "honest" / f"{name}.py"), expectations)
     assert check.is_accepted, check.reason
-    told = {text.partition(":")[0] for text in check.differences if text[:5] != "drawn"}
-    assert told == set(HONEST[name])
+    reported = {text.partition(":")[0] for text in check.differences if text[:5] != "drawn"}
+    assert reported == set(HONEST[name])
     assert check.strictly().is_accepted == (not check.differences)
 
 

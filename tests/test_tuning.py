@@ -1,4 +1,4 @@
-"""Whole runs on the CPU: from YAML to a proved file, through kills, locks and Ctrl-C.
+"""Whole runs on the CPU: from YAML to a verified file, through kills, locks and Ctrl-C.
 
 One run's life serves most tests: killed in its search, resumed and interrupted, resumed again.
 """
@@ -106,7 +106,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
         wait_for(lambda: whole_lines(trials) >= 1)
         locked = tune("--resume", run.path, cwd=folder)
         wait_for(lambda: whole_lines(trials) >= 3)
-        # None for a moment where one is replaced, or between the search and the proof.
+        # None for a moment where one is replaced, or between the search and the verified.
         wait_for(lambda: any(map(is_worker, all_children(process))))
         children = all_children(process)
         workers = [child for child in children if is_worker(child)]
@@ -219,7 +219,7 @@ def num_threads() -> int:
     return sum(thread.name != "fork server" for thread in threading.enumerate())
 
 
-def test_accidents_are_told_in_order_where_the_device_works_while_the_search_thinks(
+def test_accidents_are_reported_in_order_where_the_device_works_while_the_search_thinks(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Runner, "is_apart", True)
@@ -335,7 +335,7 @@ def test_a_finished_run_holds_what_the_architecture_says(life):
     assert about.overrides == {"trials": "50"}  # the next --resume goes by it, too
 
 
-def test_the_result_names_a_proved_winner(life):
+def test_the_result_names_a_verified_winner(life):
     result = life.run.result()
     winner = life.run.trials()[result.winner]
     assert winner.outcome.status is Status.CORRECT and winner.outcome.same_as is None
@@ -415,21 +415,23 @@ def test_the_summary_is_printed_and_can_be_printed_again(life):
 
 
 def test_the_summary_as_json_is_alone_on_stdout(life):
-    told, result = json.loads(life.extended.out), life.run.result()
+    reported, result = json.loads(life.extended.out), life.run.result()
     assert result is not None and result.exported is not None
     interval = result.exported.interval
-    assert told["interval"] == json.loads(to_json(interval))
-    assert told["kind"] == interval.verdict and told["best"]["number"] == result.winner
-    assert told["num_trials"] == sum(told["counts"].values()) == NUM_FEASIBLE
-    assert told["counts"]["compile"] == 1 and told["path"] == str(life.run.path)
+    assert reported["interval"] == json.loads(to_json(interval))
+    assert reported["kind"] == interval.verdict and reported["best"]["number"] == result.winner
+    assert reported["num_trials"] == sum(reported["counts"].values()) == NUM_FEASIBLE
+    assert reported["counts"]["compile"] == 1 and reported["path"] == str(life.run.path)
 
 
 def test_the_winner_can_be_exported_again_to_another_place(life, tmp_path):
     said = tune("export", life.run.path, "-o", "mine.py", "--json", cwd=tmp_path)
     assert said.code == 0, said
-    told = json.loads(said.out)
-    check = told["check"]
-    assert told["path"] == "mine.py" and check["is_accepted"] and check["accuracy"] == "float32"
+    reported = json.loads(said.out)
+    check = reported["check"]
+    assert (
+        reported["path"] == "mine.py" and check["is_accepted"] and check["accuracy"] == "float32"
+    )
     assert [probe["is_accepted"] for probe in check["probes"]] == [True] * len(check["probes"])
     assert "speed-up over PyTorch eager" in (tmp_path / "mine.py").read_text()
 
@@ -499,19 +501,19 @@ class Notes(tuner.Observer):
     """Writes down what it is told, in order."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def on_plan(self, planned) -> None:
-        self.told.append(f"plan {planned.space.num_feasible}")
+        self.reported.append(f"plan {planned.space.num_feasible}")
 
     def on_run(self, run, baseline, trials) -> None:
-        self.told.append(f"run {len(trials)}")
+        self.reported.append(f"run {len(trials)}")
 
     def on_trial(self, trial, num_building) -> None:
-        self.told.append(f"trial {trial.number}")
+        self.reported.append(f"trial {trial.number}")
 
     def on_finalist(self, entry) -> None:
-        self.told.append(f"finalist {entry.interval is not None}")
+        self.reported.append(f"finalist {entry.interval is not None}")
 
 
 def test_a_notebook_tunes_layer_norm_and_gets_a_run_with_its_result(tmp_path, capfd):
@@ -519,9 +521,9 @@ def test_a_notebook_tunes_layer_norm_and_gets_a_run_with_its_result(tmp_path, ca
     config = tuner.load_config(tmp_path / "layer_norm.yaml")
     notes = Notes()
     run = tuner.tune(config, runs_dir=tmp_path / "runs", observer=notes)
-    assert notes.told[:4] == ["plan 2", "run 0", "trial 0", "trial 1"]
+    assert notes.reported[:4] == ["plan 2", "run 0", "trial 0", "trial 1"]
     # One finalist or both, checked and then raced: how near the two came is the machine's.
-    finalists = notes.told[4:]
+    finalists = notes.reported[4:]
     assert set(finalists) == {"finalist False", "finalist True"}
     assert (finalists[0], finalists[-1]) == ("finalist False", "finalist True")
     assert isinstance(run, tuner.Run) and len(run.trials()) == 2

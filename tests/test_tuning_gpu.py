@@ -1,4 +1,4 @@
-"""The whole path on a GPU: from YAML to an exported file that was proved by itself."""
+"""The whole path on a GPU: from YAML to an exported file that was verified by itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NORM = "{rows: 512, cols: 1024}"
         ("layer_norm", NORM, "triton"),
     ],
 )
-def test_a_config_becomes_a_proved_file(tmp_path, op, sizes, template):
+def test_a_config_becomes_a_verified_file(tmp_path, op, sizes, template):
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG.format(op=op, sizes=sizes, template=template))
     run = tune(load_config(config), runs_dir=tmp_path / "runs")

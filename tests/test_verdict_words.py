@@ -54,10 +54,10 @@ def test_a_hint_about_values_is_left_out_where_a_type_or_memory_is_wrong(gated):
         def forward(self, a, b):
             return self.memory.copy_(super().forward(a, b))
 
-    told = said(gated, Narrow, "mixed input")
-    assert "float64" in told and "(" not in told.partition("expected")[2]
-    told = said(gated, SameMemory, "called twice")
-    assert told.endswith("shares memory with the output of call 1")
+    reported = said(gated, Narrow, "mixed input")
+    assert "float64" in reported and "(" not in reported.partition("expected")[2]
+    reported = said(gated, SameMemory, "called twice")
+    assert reported.endswith("shares memory with the output of call 1")
 
 
 def test_a_hint_about_values_stands_where_values_are_wrong(gated):
@@ -102,16 +102,18 @@ def test_another_container_and_another_kind_of_gradient_are_named(tmp_path):
         def forward(self, x):
             return tuple(super().forward(x))
 
-    told = said(named, Bare, "as given")
-    assert "in a tuple or a list without names; expected them in a named tuple of logits" in told
+    reported = said(named, Bare, "as given")
+    assert (
+        "in a tuple or a list without names; expected them in a named tuple of logits" in reported
+    )
     sparse = load_reference(tmp_path, SPARSE)
 
     class Dense(sparse.module.Model):
         def forward(self, i):
             return torch.tanh(torch.nn.functional.embedding(i, self.emb.weight)).mean(1)
 
-    told = said(sparse, Dense, "gradients")
-    assert "of emb.weight is dense, where the reference's is sparse" in told
+    reported = said(sparse, Dense, "gradients")
+    assert "of emb.weight is dense, where the reference's is sparse" in reported
 
 
 def test_what_is_no_drop_in_says_so_in_its_first_words(gated, capsys):

@@ -164,7 +164,7 @@ def as_searched(verified: tuple[Path, Said], tmp_path: Path) -> Run:
     return run
 
 
-def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_path):
+def test_what_an_earlier_session_verified_is_not_verified_again(verified, tmp_path):
     run = copied(verified, tmp_path)
     before = run.checks()
     (run.path / "result.json").unlink()  # as if it had been killed before the last line
@@ -173,7 +173,7 @@ def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_pa
     said = tune("--resume", run.path, cwd=tmp_path / "copy")
     assert said.code == 0, said.out
     assert (
-        "accepted on every probe by an earlier sitting" in said.out
+        "accepted on every probe by an earlier session" in said.out
         and "raced by an earlier" in said.out
     )
     assert run.checks() == before
@@ -181,7 +181,7 @@ def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_pa
     assert run.result() is not None
 
 
-def test_a_faked_time_is_named_by_the_sitting_that_resumes(verified, tmp_path):
+def test_a_faked_time_is_named_by_the_session_that_resumes(verified, tmp_path):
     run = copied(verified, tmp_path)
     result = run.result()
     assert result is not None
@@ -378,7 +378,7 @@ def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing(verified, 
     kept = run.checks()
     assert kept and all(entry.check.is_accepted for entry in kept)
     said = tune(*resume, cwd=tmp_path)
-    assert said.code == 0 and "by an earlier sitting" in said.out, said.out + said.err
+    assert said.code == 0 and "by an earlier session" in said.out, said.out + said.err
     assert run.checks()[: len(kept)] == kept and run.result() is not None
     assert false_claims(run) == [] and repeated(run) == []
 

@@ -119,7 +119,7 @@ def test_payload_that_json_cannot_hold_is_the_callers_error(worker):
 # ---- jobs that fail, in a child that lives on -----------------------------------------------
 
 
-def test_of_a_recursion_without_end_both_ends_are_told(worker):
+def test_of_a_recursion_without_end_both_ends_are_reported(worker):
     with pytest.raises(JobFailed) as caught:
         worker.call("recurse", {"depth": 0}, timeout_s=ANSWER_S)
     trace = caught.value.traceback
@@ -488,12 +488,12 @@ def test_closed_worker_refuses_calls_and_is_gone(worker):
 
 def test_a_closed_worker_is_gone_though_another_thread_was_in_a_call(worker):
     worker.start()
-    pid, told = worker.pid, []
+    pid, reported = worker.pid, []
 
     def call() -> None:
         with pytest.raises(WorkerCrashed):
             worker.call("hang", timeout_s=ANSWER_S)
-        told.append("crashed")
+        reported.append("crashed")
 
     thread = threading.Thread(target=call)
     thread.start()
@@ -501,7 +501,7 @@ def test_a_closed_worker_is_gone_though_another_thread_was_in_a_call(worker):
     worker.close()
     assert not psutil.pid_exists(pid)
     thread.join(10)
-    assert told == ["crashed"]
+    assert reported == ["crashed"]
 
 
 def test_a_child_that_is_born_while_its_worker_is_closed_is_ended(worker, monkeypatch):

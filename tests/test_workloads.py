@@ -26,8 +26,8 @@ def around(speedup: float, half: float = 0.02) -> Interval:
 
 def ended(headline: float, **others: Interval | None) -> Result:
     """A result whose file is that fast as given, and so fast `elsewhere` and in a `step`."""
-    proof = replace(result(MADE, around(headline)).exported, **others)
-    return replace(result(MADE, around(headline)), exported=proof, finalists=(proof,))
+    verified = replace(result(MADE, around(headline)).exported, **others)
+    return replace(result(MADE, around(headline)), exported=verified, finalists=(verified,))
 
 
 def compiled(speedup: float) -> Compiled:
@@ -83,16 +83,16 @@ def test_what_was_rejected_was_timed_for_nothing():
     assert workloads_of(None) == () and least_of(()) is None and tone_of((), "rejected") == "bad"
 
 
-def told(folder: Path, found: Result) -> tuple[Run, Summary, Shown]:
+def reported(folder: Path, found: Result) -> tuple[Run, Summary, Shown]:
     run = made_run(folder, MADE, found)
     (shown,) = RunIndex(folder).runs()
     return run, summary_of(RunData.of(run)), shown
 
 
 def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
-    proof = replace(raced_result(MADE, 4.67).exported, elsewhere=around(2.4), step=around(3.0))
-    found = replace(raced_result(MADE, 4.67), exported=proof, finalists=(proof,))
-    run, summary, shown = told(tmp_path, found)
+    verified = replace(raced_result(MADE, 4.67).exported, elsewhere=around(2.4), step=around(3.0))
+    found = replace(raced_result(MADE, 4.67), exported=verified, finalists=(verified,))
+    run, summary, shown = reported(tmp_path, found)
     caveat = "2.40x on weights as after training and normal inputs; 3.00x in a step of training"
     assert (summary.tone, summary.caveat) == ("caution", caveat)
     assert (shown.tone, shown.caveat, shown.least) == ("caution", caveat, 2.4)
@@ -107,8 +107,8 @@ def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
 
 
 def test_a_speed_up_without_samples_has_no_colour_in_the_list(tmp_path):
-    _, summary, shown = told(tmp_path, ended(4.67))
-    assert (shown.tone, shown.is_proved) == ("even", False)
+    _, summary, shown = reported(tmp_path, ended(4.67))
+    assert (shown.tone, shown.is_verified) == ("even", False)
     assert summary.trust.endswith("no samples kept")
     assert summary.untimed == (
         "the speed on other weights and inputs, in a step of training, beside torch.compile"
@@ -120,8 +120,8 @@ def test_screening_and_race_that_disagree_are_said(tmp_path):
     fast = replace(made[18].outcome.measurement, latency_us=1000.0, samples_us=(1000.0,) * 5)
     made[18] = replace(made[18], outcome=replace(made[18].outcome, measurement=fast))
     found = replace(raced_result(made, 2.0), winner=18)
-    proof = replace(found.exported, trial=18)
-    run = made_run(tmp_path, made, replace(found, exported=proof, finalists=(proof,)))
+    verified = replace(found.exported, trial=18)
+    run = made_run(tmp_path, made, replace(found, exported=verified, finalists=(verified,)))
     texts = [advice.text for advice in summary_of(RunData.of(run)).warnings]
     (said,) = [text for text in texts if text.startswith("screening timed trial 18")]
     assert said == (
@@ -135,5 +135,5 @@ def test_screening_and_race_that_disagree_are_said(tmp_path):
 
 
 def test_screening_and_race_that_agree_are_not_warned_of(tmp_path):
-    _, summary, _ = told(tmp_path, raced_result(MADE, 2.0))
+    _, summary, _ = reported(tmp_path, raced_result(MADE, 2.0))
     assert not any("screening timed" in advice.text for advice in summary.warnings)

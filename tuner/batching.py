@@ -1,7 +1,7 @@
 """From which number of rows on a file takes its kernels: measured, kept, written into the file.
 
 It is measured before the file is checked, so that what is checked is what is kept. What was found
-is on disk in `batches.jsonl`: a later sitting does not measure again, which would give another
+is on disk in `batches.jsonl`: a later session does not measure again, which would give another
 file.
 """
 
@@ -42,7 +42,7 @@ class Batching:
     Args:
         run: where what was measured is read.
         writer: and written.
-        on_stage: is told what begins.
+        on_stage: what begins is reported to it.
     """
 
     def __init__(self, run: Run, writer: RunWriter, on_stage: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from tuner.terminal import (
     go_on,
     interruptible,
     out,
+    print_either,
     print_findings,
     print_json,
     print_nothing,
@@ -116,34 +117,18 @@ def tune(
                 gain, sources = tuning.preview(planned, view)
             print_plan(planned, is_json=json, gain=gain, sources=sources)
             return
+    how: Any = {
+        "overrides": given, "verifies": not record, "devices": devices, "cluster": cluster,
+        "certificate": certificate,
+    }  # fmt: skip
     with interruptible() as stop, watching(stop, is_json=json) as view:
+        how |= {"observer": view, "should_stop": stop}
         if config is not None:
-            run = tuning.tune(
-                loaded,
-                runs_dir=runs_dir,
-                observer=view,
-                should_stop=stop,
-                command=shlex.join(["tune", *sys.argv[1:]]),
-                overrides=given,
-                verifies=not record,
-                force=force,
-                devices=devices,
-                cluster=cluster,
-                certificate=certificate,
-            )
+            command = shlex.join(["tune", *sys.argv[1:]])
+            run = tuning.tune(loaded, runs_dir=runs_dir, command=command, force=force, **how)
         else:
             assert resume is not None
-            run = tuning.resume(
-                resume,
-                overrides=given,
-                observer=view,
-                should_stop=stop,
-                may_move=any_machine,
-                verifies=not record,
-                devices=devices,
-                cluster=cluster,
-                certificate=certificate,
-            )
+            run = tuning.resume(resume, may_move=any_machine, **how)
     print_summary(run, is_json=json)
     if stop():
         raise Interrupted(go_on(run))
@@ -220,15 +205,12 @@ def verify(
         if mode is not None:
             raise InputError("--mode: the certificate names its own mode")
         with watching(is_json=json) as view:
-            repeated = tuning.verify_certificate(
+            rechecked = tuning.verify_certificate(
                 file, reference=reference, device=checked_device, timeout_s=timeout_s,
                 observer=view,
             )  # fmt: skip
-        if json:
-            print_json(repeated)
-        else:
-            print_points(repeated)
-        raise typer.Exit(0 if repeated.holds else 1)
+        print_either(rechecked, print_points, is_json=json)
+        raise typer.Exit(0 if rechecked.holds else 1)
     if reference is None:
         raise InputError(
             "Missing option '--reference': a KernelBench-format file\n"
@@ -240,10 +222,7 @@ def verify(
             mode=chosen_mode, observer=view,
         )  # fmt: skip
     check = check.strictly() if strict else check
-    if json:
-        print_json(check)
-    else:
-        print_verdict(check)
+    print_either(check, print_verdict, is_json=json)
     if not check.is_accepted:
         raise typer.Exit(1)
 
@@ -262,10 +241,7 @@ def new(
 
     with watching(is_json=json) as view:
         made = tuning.start_by_hand(file, task, output, view, mode=mode, rewrites=rewrites)
-    if json:
-        print_json(made)
-    else:
-        print_start(made)
+    print_either(made, print_start, is_json=json)
 
 
 app.add_typer(many.cluster, name="cluster")
@@ -305,10 +281,7 @@ def doctor(json: options.JsonOption = False) -> None:
     from tuner.machine.doctor import doctor as findings
 
     found = findings()
-    if json:
-        print_json(found)
-    else:
-        print_findings(found)
+    print_either(found, print_findings, is_json=json)
     needed = [f for f in found if f.name in ("Python headers", "C++ compiler")]
     raise typer.Exit(0 if all(finding.is_ok for finding in needed) else 3)
 

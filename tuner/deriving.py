@@ -53,7 +53,7 @@ def derive_operator(
 
     Args:
         path: the file: `class Model`, `get_inputs()`, `get_init_inputs()`; trusted like code.
-        observer: is told that it begins.
+        observer: that it begins is reported to it.
         mode: in which it is captured, and tuned: "train", "eval", or None: as the constructor
             leaves it.
         rewrites: of its graph, "exact" or "none"; None is exact.
@@ -230,7 +230,7 @@ def start_by_hand(
         path: the file, as for `derive_operator`.
         task: its name, as `tune FILE.py --dry-run` shows it; None is an error that lists them.
         folder: to write to, new or empty; `<file>_by_hand` here unless named.
-        observer: is told that it begins.
+        observer: that it begins is reported to it.
         mode: as for `derive_operator`.
         rewrites: as for `derive_operator`.
 

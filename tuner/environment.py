@@ -14,7 +14,7 @@ from tuner.errors import StorageError
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import Value, from_json, to_json
 
-__all__ = ["ENVIRONMENT_NAME", "Environment", "SittingRecord", "read_environment"]
+__all__ = ["ENVIRONMENT_NAME", "Environment", "SessionRecord", "read_environment"]
 
 ENVIRONMENT_NAME = "environment.json"
 
@@ -22,8 +22,8 @@ Number = int | Annotated[float, AllowInfNan(False)]
 
 
 @dataclass(frozen=True, slots=True)
-class SittingRecord:
-    """How the baseline was timed when a sitting began, which its trials are compared with.
+class SessionRecord:
+    """How the baseline was timed when a session began, which its trials are compared with.
 
     `devices` and `devices_together`: its latency in us on each device alone, and while all of
     them were at work.
@@ -75,12 +75,13 @@ class Environment:
     in_flight: int | None = None
     baseline_us: Number | None = None
     baseline_noise: Number | None = None
-    sittings: tuple[SittingRecord, ...] = ()
+    sessions: tuple[SessionRecord, ...] = ()
     other: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Environment:
         """Read what the JSON of an `environment.json` says, of whatever version of the tuner."""
+        data = {_KEYS_WERE.get(key, key): value for key, value in data.items()}
         known = {key: value for key, value in data.items() if key in _KEYS}
         try:
             found = from_json(cls, json.dumps(known))
@@ -107,6 +108,7 @@ class Environment:
         write_whole(folder / ENVIRONMENT_NAME, json.dumps(self.entries(), indent=1))
 
 
+_KEYS_WERE = {"sittings": "sessions"}  # in earlier releases
 _KEYS = [item.name for item in fields(Environment) if item.name != "other"]
 
 

@@ -9,7 +9,6 @@ The first lines alone change; the code that was checked is the code that is kept
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.job_spec import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
+from tuner.intervals import rounds_of
 from tuner.kernel.family import known_reference
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.doctor import tuner_version
@@ -184,7 +184,7 @@ class ExportFile:
             probes=check.probes,
             reference=planned.reference.read_bytes().decode(),
             samples_us=tuple(
-                tuple(tuple(statistics.median(b) for b in rounds) for rounds in lane)
+                tuple(map(tuple, rounds_of(lane)))
                 for lane in (entry.baseline_samples_us, entry.samples_us)
             ),
         )
@@ -303,11 +303,9 @@ def without_steps_of(
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:
     """Return a file of the reference's own modules, in place of a winner that is slower."""
     assert slower.interval is not None
-    found = f"{slower.interval.speedup:.3f}x [{slower.interval.low:.3f}, "
-    found += f"{slower.interval.high:.3f}]"
     again = f"tune export {run_path} --trial {slower.trial}"
     lines = [
-        f"The best kernel, trial {slower.trial}: {found}{_in_mode(planned)}",
+        f"The best kernel, trial {slower.trial}: {slower.interval.words}{_in_mode(planned)}",
         f"To see it: {again}",
     ]
     reference = planned.reference.read_text(encoding="utf-8")
@@ -364,17 +362,13 @@ def provenance(
         )
         lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")
         if raced.step is not None:
-            s = raced.step
-            lines.append(
-                f"  speed-up of a step of training, forward and gradients: {s.speedup:.3f}x "
-                f"[{s.low:.3f}, {s.high:.3f}]"
-            )
+            step = raced.step.words
+            lines.append(f"  speed-up of a step of training, forward and gradients: {step}")
         if raced.depends_on_values:
-            e = raced.elsewhere
-            assert e is not None
+            assert raced.elsewhere is not None
             lines.append(
                 f"  speed-up with {raced.elsewhere_on} in place of the reference's own: "
-                f"{e.speedup:.3f}x [{e.low:.3f}, {e.high:.3f}]: its time depends on them"
+                f"{raced.elsewhere.words}: its time depends on them"
             )
     if raced is not None:
         lines += [

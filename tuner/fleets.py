@@ -24,25 +24,30 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned
 from tuner.trial import Language
 
-__all__ = ["Cluster", "Host", "Source", "source_of"]
+__all__ = ["Cluster", "Host", "Screened", "Source", "source_of"]
 
 PATIENCE_S = 120.0  # without any device of a cluster
 MOST_DEVICES = 256  # of a cluster; a thread waits for each candidate that is screened
 
 
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """What devices are to screen; what becomes of them is reported to `on_change`."""
+
+    planned: Planned
+    run: str
+    terms: Terms
+    builder: Builder
+    on_change: Callable[[str, str], None]
+
+
 class Source:
     """Where a run's devices come from: the one that the run is planned for."""
 
-    def devices(
-        self,
-        planned: Planned,
-        run: str,
-        terms: Terms,
-        builder: Builder,
-        on_change: Callable[[str, str], None],
-    ) -> Devices:
+    def devices(self, of: Screened) -> Devices:
         """Return what screens the candidates of a run; it is not started yet."""
-        return Runner(planned.spec, terms, env=builder.environment, paused=builder.paused)
+        builder = of.builder
+        return Runner(of.planned.spec, of.terms, env=builder.environment, paused=builder.paused)
 
     def builders(
         self,
@@ -61,34 +66,27 @@ class Host(Source):
 
     chosen: Chosen
 
-    def devices(
-        self,
-        planned: Planned,
-        run: str,
-        terms: Terms,
-        builder: Builder,
-        on_change: Callable[[str, str], None],
-    ) -> Devices:
+    def devices(self, of: Screened) -> Devices:
         """Return what screens the candidates of a run."""
         names, cores = self.chosen.names, self.chosen.cores
 
         def serve(name: str) -> Screener:
             # Of a processor's parts only the first one has the builders on it.
             is_apart = bool(cores) and name != names[0]
-            paused = nullcontext if is_apart else builder.paused
+            paused = nullcontext if is_apart else of.builder.paused
             return Screener(self.chosen.torch_name(name), cores.get(name), paused)
 
         return FleetDevices(
             local_fleet(names, serve),
-            run,
-            planned.spec,
-            terms,
-            env=builder.environment,
-            device=planned.device,
+            of.run,
+            of.planned.spec,
+            of.terms,
+            env=of.builder.environment,
+            device=of.planned.device,
             num_devices=len(names),
             most=len(names),
             patience_s=0.0,  # none joins
-            on_change=on_change,
+            on_change=of.on_change,
         )
 
 
@@ -99,26 +97,19 @@ class Cluster(Source):
     address: str
     certificate: Path
 
-    def devices(
-        self,
-        planned: Planned,
-        run: str,
-        terms: Terms,
-        builder: Builder,
-        on_change: Callable[[str, str], None],
-    ) -> Devices:
+    def devices(self, of: Screened) -> Devices:
         """Return what screens the candidates of a run."""
         return FleetDevices(
             dask_fleet(self.address, self.certificate),
-            run,
-            planned.spec,
-            terms,
+            of.run,
+            of.planned.spec,
+            of.terms,
             env={},
-            device=planned.device,
+            device=of.planned.device,
             num_devices=1,
             most=MOST_DEVICES,
             patience_s=PATIENCE_S,
-            on_change=on_change,
+            on_change=of.on_change,
         )
 
     def builders(

@@ -5,16 +5,76 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from tuner.trial import Interval
+from tuner.trial import Finalist, Interval
 
-__all__ = ["Pair", "median_error", "median_interval", "ratio_interval", "robust_sigma", "tie_set"]
+__all__ = [
+    "Pair", "are_same", "is_same", "median_error", "median_interval", "ratio_interval",
+    "relative_noise", "robust_sigma", "rounds_of", "speedup_of", "tie_set", "with_figures",
+]  # fmt: skip
 
 Pair = tuple[float, float]
 """Baseline and candidate of one interleaved round, in us."""
 
 K = TypeVar("K", bound=Hashable)
+Rounds = Sequence[Sequence[float]]
+"""What counts of one lane of a race, [process][round] in us."""
+
+SAME_NUMBER = 1e-6  # relative difference of a number computed twice
+
+
+# ---- a race ---------------------------------------------------------------------------------
+
+
+def with_figures(entry: Finalist, confidence: float = 0.95) -> Finalist:
+    """Return a finalist with the figures that its samples give.
+
+    Raises:
+        ValueError: they give none.
+    """
+    own, baseline = rounds_of(entry.samples_us), rounds_of(entry.baseline_samples_us)
+    rounds = [value for process in own for value in process]
+    return replace(
+        entry,
+        interval=speedup_of(baseline, own, confidence),
+        latency_us=statistics.median(rounds),
+        baseline_us=statistics.median(value for process in baseline for value in process),
+        noise=relative_noise(rounds),
+    )
+
+
+def rounds_of(bursts: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """Return what counts of a lane, the median of each burst; [process][round][sample] in us."""
+    return [[statistics.median(burst) for burst in rounds] for rounds in bursts]
+
+
+def speedup_of(slow: Rounds, fast: Rounds, confidence: float = 0.95) -> Interval:
+    """Return the interval of slow / fast of two lanes, as `ratio_interval`."""
+    pairs = [list(zip(s, f, strict=True)) for s, f in zip(slow, fast, strict=True)]
+    return ratio_interval(pairs, confidence)
+
+
+def relative_noise(rounds: Sequence[float]) -> float:
+    """Return a robust relative dispersion of times."""
+    middle = statistics.median(rounds)
+    return 1.4826 * statistics.median(abs(value - middle) for value in rounds) / middle
+
+
+def are_same(one: Interval | None, other: Interval | None) -> bool:
+    """Whether two intervals were computed from the same samples."""
+    if one is None or other is None:
+        return one is other
+    names = ("speedup", "low", "high", "num_processes")
+    return all(is_same(getattr(one, n), getattr(other, n)) for n in names)
+
+
+def is_same(one: float | None, other: float | None) -> bool:
+    """Whether two numbers are one that was computed twice."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=SAME_NUMBER, abs_tol=1e-12)
 
 
 def ratio_interval(

@@ -98,7 +98,7 @@ def tune_module(
         inputs: the tensors of one call. Timed and checked calls get these values too, at other
             places, and others of the same shapes and dtypes.
         runs_dir: where the run directory is made.
-        observer: is told what happens.
+        observer: what happens is reported to it.
         force: search also where PyTorch is as fast as the device allows.
         overrides: time, effort, trials, timeout, seed, sampler, accuracy, rewrites, match or
             device, as on the command line; the device is that of the module's parameters by

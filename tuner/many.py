@@ -211,7 +211,7 @@ def campaign(
             f"{got}\n  expected: GPUs to share, such as --devices all; a CPU's times would "
             "disturb each other"
         )
-    told = err if json else out
+    console = err if json else out
     work = Campaign(
         problems_of(problems),
         runs_dir.resolve(),
@@ -219,7 +219,7 @@ def campaign(
         chosen,
         jobs,
         limit_s,
-        lambda words: told.print(words, markup=False, soft_wrap=True),
+        lambda words: console.print(words, markup=False, soft_wrap=True),
     )
     try:
         states = work.work()

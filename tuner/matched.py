@@ -70,7 +70,7 @@ def family_of(
 def _matched(worker: Worker, family: Family, graphs: Sequence[Graph]) -> Matched | None:
     asked = {
         "reference": str(family.reference),
-        "sizes": list(family.sizes),
+        "sizes": list(family.op.sizes),
         "graphs": [json.loads(to_json(graph)) for graph in graphs],
     }
     answer = worker.call("match", asked, timeout_s=MATCH_S).data["matched"]
@@ -87,7 +87,7 @@ def _written(
 ) -> Derived:
     reference = path.read_text()
     op = (family.reference.parent / "op.yaml").read_text()
-    title = f"{family.title}, which is the forward of {path.name}"
+    title = f"{family.op.title}, which is the forward of {path.name}"
     texts = {
         "op.yaml": re.sub(r"^title: .*$", lambda _: f"title: {json.dumps(title)}", op, flags=re.M),
         "reference.py": reference,
@@ -112,7 +112,7 @@ def _written(
     }
     config = root / f"{family.name}.yaml"
     write_whole(config, json.dumps(content, indent=1) + "\n")
-    return Derived(root, family.name, config, family.title)
+    return Derived(root, family.name, config, family.op.title)
 
 
 def space_of_family(family: Family, templates: Sequence[str]) -> dict[str, Any]:

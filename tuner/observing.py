@@ -80,7 +80,7 @@ class Recorder(Observer):
     """Passes all on to another observer, and keeps `progress.json` of the run up to date.
 
     Args:
-        observer: is told all.
+        observer: all is reported to it.
         run: whose file it is.
         clock: counts seconds.
     """
@@ -105,7 +105,7 @@ class Recorder(Observer):
         self._observer.on_run(run, baseline, trials)
 
     def on_budget(self, num_trials: int, search_s: float) -> None:
-        """Note that the search begins: how many trials and seconds it has, all sittings together.
+        """Note that the search begins: how many trials and seconds it has, all sessions together.
 
         Unlike the others this one ends here: the terminal counts by the plan and the config.
         """
@@ -139,10 +139,10 @@ class Recorder(Observer):
         """Pass it on, and note the plan; one that has no search left is of the verification."""
         self._observer.on_schedule(schedule)
         phase: Phase = self._now.phase if schedule.search_s else "verifying"
-        told: dict[str, Any] = {"plan": schedule.words, "wanted": schedule.num_finalists}
+        reported: dict[str, Any] = {"plan": schedule.words, "wanted": schedule.num_finalists}
         if phase == "verifying":
-            told |= {"at_work": (), "per_minute": None}
-        self._begin(self._now.stage, phase=phase, **told)
+            reported |= {"at_work": (), "per_minute": None}
+        self._begin(self._now.stage, phase=phase, **reported)
 
     def on_stage(self, text: str) -> None:
         """Pass it on, and note it; also in the run's log."""

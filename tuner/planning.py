@@ -116,7 +116,7 @@ class Planned:
         sizes = {**self.facts, **self.sizes}
         flops = float(self.family.flops.evaluate(sizes))
         num_bytes = float(self.family.bytes.evaluate(sizes))
-        precision = self.family.arithmetic.get(self.config.accuracy.kind, FASTEST_ARITHMETIC)
+        precision = self.family.op.arithmetic.get(self.config.accuracy.kind, FASTEST_ARITHMETIC)
         return JobSpec.of(
             self.family,
             self.reference,
@@ -130,7 +130,7 @@ class Planned:
 
     def example(self) -> Candidate:
         """Render the first feasible configuration."""
-        return self.family.render(self.space.feasible[0], self.facts)
+        return self.family.render(self.space.at(0), self.facts)
 
 
 def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:

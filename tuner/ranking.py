@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,13 +12,8 @@ from tuner.trial import Finalist, Trial
 from tuner.wording import one_line
 
 __all__ = [
-    "blamed", "ranked_trials", "remarks_on", "rounds_of", "structure", "why_nothing_correct",
+    "blamed", "ranked_trials", "remarks_on", "structure", "why_nothing_correct",
 ]  # fmt: skip
-
-
-def rounds_of(entry: Finalist) -> list[list[float]]:
-    """Return what counts of a race, [process][round] in us."""
-    return [[statistics.median(burst) for burst in rounds] for rounds in entry.samples_us]
 
 
 def remarks_on(exported: Finalist) -> list[str]:
@@ -38,8 +32,8 @@ def remarks_on(exported: Finalist) -> list[str]:
             f"a step of training, forward and gradients, is {step.speedup:.2f}x "
             f"[{step.low:.2f}, {step.high:.2f}]"
         )
-    if exported.by_batch is not None and (told := exported.by_batch.brief):
-        remarks.append(f"{told}; elsewhere the module's own forward runs")
+    if exported.by_batch is not None and (said := exported.by_batch.brief):
+        remarks.append(f"{said}; elsewhere the module's own forward runs")
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tuner import options
-from tuner.terminal import out, print_json, print_runs, print_summary
+from tuner.terminal import out, print_either, print_json, print_runs, print_summary
 
 __all__ = ["compare", "replay", "report", "runs"]
 
@@ -47,10 +47,7 @@ def runs(
     from tuner.review.run_index import RunIndex
 
     found = RunIndex(folder).runs()
-    if json:
-        print_json(found)
-    else:
-        print_runs(folder, found)
+    print_either(found, print_runs, folder, is_json=json)
 
 
 def compare(

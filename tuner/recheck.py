@@ -17,11 +17,11 @@ from pathlib import Path
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
-from tuner.evaluate.measure import ratio_interval
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
+from tuner.intervals import are_same, speedup_of
 from tuner.kernel.family import known_reference
 from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import is_gpu
@@ -30,13 +30,12 @@ from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors
 from tuner.trial import SAME_SPEED, Check, Finalist, Interval
 
-__all__ = ["Point", "Repeated", "reference_for", "repeat"]
+__all__ = ["Point", "Rechecked", "recheck", "reference_for"]
 
 ERROR_SLACK = 1.25  # times the certified error: other hardware adds in another order
 MAX_CLAIMED_WIDTH = 4.0  # high / low of a claim; a wider one says nothing that could be checked
 MAX_TELLING_WIDTH = 2.0  # high / low of today's race, above which it cannot confirm a claim
 MIN_PROCESSES = 3  # that race today: the interval of two is hopelessly wide
-SAME_NUMBER = 1e-6  # relative difference of a number computed twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class Rechecked:
     """What became of a certificate's claims, all of them in its accuracy class."""
 
     points: tuple[Point, ...]
@@ -84,7 +83,7 @@ def reference_for(certificate: Certificate, given: Path | None) -> Path:
     return found
 
 
-def repeat(
+def recheck(
     file: Path,
     certificate: Certificate,
     reference: Path,
@@ -94,7 +93,7 @@ def repeat(
     timeout_s: float,
     on_probe: Callable[[Answered], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
-) -> Repeated:
+) -> Rechecked:
     """Put a certificate's claims to the test, here and now.
 
     Args:
@@ -104,8 +103,8 @@ def repeat(
         device: as PyTorch names it.
         versions: of this machine, named as in the certificate.
         timeout_s: for each call of the file.
-        on_probe: is told of every answer.
-        on_stage: is told what begins.
+        on_probe: every answer is reported to it.
+        on_stage: what begins is reported to it.
 
     Raises:
         InputError: the certificate names what cannot be, or the reference does not work.
@@ -164,7 +163,7 @@ def repeat(
         if then != now:
             detail = f"{then} then, {now} now"
             points.append(Point(f"another {name}", None, detail, is_claim=False))
-    return Repeated(tuple(points), accuracy.label)
+    return Rechecked(tuple(points), accuracy.label)
 
 
 def _same(what: str, then: str, now: str) -> Point:
@@ -210,21 +209,11 @@ def _own_samples(certificate: Certificate, claimed: Interval) -> Point:
         return Point(what, None, detail, is_claim=False)
     try:
         baseline, own = certificate.samples_us
-        pairs = [list(zip(b, o, strict=True)) for b, o in zip(baseline, own, strict=True)]
-        found = ratio_interval(pairs, claimed.confidence)
+        found = speedup_of(baseline, own, claimed.confidence)
     except (ValueError, OverflowError) as error:
         return Point(what, False, f"they give none: {error}")
-    numbers = ("speedup", "low", "high", "num_processes")
-    is_same = all(_is_same(getattr(claimed, n), getattr(found, n)) for n in numbers)
-    return Point(what, is_same, f"claimed {_words(claimed)}, they give {_words(found)}")
-
-
-def _is_same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=SAME_NUMBER)
-
-
-def _words(interval: Interval) -> str:
-    return f"{interval.speedup:.3f}x [{interval.low:.3f}, {interval.high:.3f}]"
+    said = f"claimed {claimed.words}, they give {found.words}"
+    return Point(what, are_same(claimed, found), said)
 
 
 def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: Check) -> Point:
@@ -237,10 +226,10 @@ def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: 
             seconds=min(certificate.seconds, 60.0),
         )
     except WorkerError as error:
-        return Point("the speed-up", False, f"{_words(then)} then; in the race now: {error}")
+        return Point("the speed-up", False, f"{then.words} then; in the race now: {error}")
     entry: Finalist = finalist(0, check, race, 1)
     if entry.interval is None:
-        return Point("the speed-up", False, f"{_words(then)} then; now: {entry.error}")
+        return Point("the speed-up", False, f"{then.words} then; now: {entry.error}")
     if entry.falls_back:
         return of_fallback(then)
     return compared(then, entry.interval)
@@ -252,7 +241,7 @@ def of_fallback(then: Interval) -> Point:
     Where no kernel was faster, the exported file is PyTorch's own modules, and says so.
     """
     is_none = then.low <= 1.0 <= then.high and then.speedup <= 1.0 + SAME_SPEED
-    detail = f"{_words(then)} then; now: it runs the reference's own operations, "
+    detail = f"{then.words} then; now: it runs the reference's own operations, "
     end = "as fast as they are" if is_none else "which is no speed-up"
     return Point("the speed-up", is_none, detail + end)
 
@@ -265,7 +254,7 @@ def compared(then: Interval, now: Interval) -> Point:
     Where today's interval is too wide to confirm anything, a claim that is twice what was seen,
     or half of it, does not hold; of another it cannot be determined.
     """
-    detail = f"{_words(then)} then, {_words(now)} now"
+    detail = f"{then.words} then, {now.words} now"
 
     def point(holds: bool | None, why: str = "") -> Point:
         return Point("the speed-up", holds, f"{detail}{why and f': {why}'}")

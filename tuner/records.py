@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.intervals import ratio_interval
+from tuner.intervals import are_same, is_same, with_figures
 from tuner.trial import Finalist, Result, Status, Trial
 
 __all__ = ["SET_ASIDE", "recomputed", "recomputed_result", "set_aside"]
 
 SET_ASIDE = "set aside, its records disagree"
-SAME_NUMBER = 1e-6  # relative difference of a number computed twice
 _FIGURES = ("latency_us", "baseline_us", "noise")
-_ENDS = ("speedup", "low", "high", "num_processes")
 
 
 def recomputed(entry: Finalist) -> tuple[Finalist, str]:
@@ -40,27 +37,12 @@ def recomputed(entry: Finalist) -> tuple[Finalist, str]:
         return entry, ""
     who = f"trial {entry.trial}"
     try:
-        own, baseline = _rounds(entry.samples_us), _rounds(entry.baseline_samples_us)
-        confidence = entry.interval.confidence if entry.interval else 0.95
-        pairs = [list(zip(b, o, strict=True)) for b, o in zip(baseline, own, strict=True)]
-        interval = ratio_interval(pairs, confidence)
+        found = with_figures(entry, entry.interval.confidence if entry.interval else 0.95)
     except (ValueError, OverflowError) as error:
         gone = replace(entry, interval=None, latency_us=None, baseline_us=None, noise=None)
         return gone, f"{who}: no figures can be computed from its samples: {error}"
-    rounds = [value for process in own for value in process]
-    latency_us = statistics.median(rounds)
-    spread = statistics.median(abs(value - latency_us) for value in rounds)
-    found = replace(
-        entry,
-        interval=interval,
-        latency_us=latency_us,
-        baseline_us=statistics.median(value for process in baseline for value in process),
-        noise=1.4826 * spread / latency_us,
-    )
-    is_same = all(_is_same(getattr(entry, n), getattr(found, n)) for n in _FIGURES) and all(
-        _is_same(getattr(entry.interval, n, None), getattr(interval, n)) for n in _ENDS
-    )
-    if is_same:
+    is_unchanged = all(is_same(getattr(entry, n), getattr(found, n)) for n in _FIGURES)
+    if is_unchanged and are_same(entry.interval, found.interval):
         return found, ""
     return found, f"{who}: recorded {_words(entry)}, its samples give {_words(found)}"
 
@@ -90,7 +72,7 @@ def set_aside(trial: Trial) -> Trial:
         found = "there are no samples"
     elif not all(0.0 < sample < math.inf for sample in samples_us):
         found = "one of its samples is no time above 0"
-    elif _is_same(latency_us, statistics.median(samples_us)):
+    elif is_same(latency_us, statistics.median(samples_us)):
         return trial
     else:
         found = f"the median of its samples is {statistics.median(samples_us):g} us"
@@ -99,17 +81,7 @@ def set_aside(trial: Trial) -> Trial:
     return replace(trial, outcome=outcome)
 
 
-def _rounds(samples_us: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    return [[statistics.median(burst) for burst in process] for process in samples_us]
-
-
-def _is_same(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=SAME_NUMBER, abs_tol=1e-12)
-
-
 def _words(entry: Finalist) -> str:
     i = entry.interval
-    speed = f"{i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]" if i else "no interval"
+    speed = i.words if i else "no interval"
     return f"{speed}, {entry.latency_us or math.nan:.1f} us of {entry.baseline_us or math.nan:.1f}"

@@ -41,7 +41,7 @@ def refereed(
         trials: of the search, whose devices are at rest now.
         num_finalists: how many are raced.
         writer: of the run.
-        observer: is told.
+        observer: all is reported to it.
 
     Raises:
         TunerError: the device cannot be used.

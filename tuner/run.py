@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -46,8 +45,8 @@ __all__ = [
 R = TypeVar("R")
 
 PROGRESS_NAME = "progress.json"  # see `underway`
-LOG_NAME = "log.txt"  # what each sitting was at, a line each
-FAILURE_NAME = "failure.txt"  # of the last sitting, where the machine or the tuner failed
+LOG_NAME = "log.txt"  # what each session was at, a line each
+FAILURE_NAME = "failure.txt"  # of the last session, where the machine or the tuner failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,31 +343,12 @@ def parsed_trials(path: Path, lines: Sequence[bytes], num_before: int = 0) -> li
         StorageError: a line cannot be read.
     """
     trials = []
-    with _uncollected():
-        for number, line in enumerate(lines, num_before + 1):
-            try:
-                trials.append(set_aside(from_json(Trial, line)))
-            except ValidationError as error:
-                raise StorageError(
-                    f"{path}:{number}: not a trial: {error.errors()[0]['msg']}\n"
-                    "  next: move the line away; "
-                    f"the other {num_before + len(lines) - 1} are kept"
-                ) from error
+    for number, line in enumerate(lines, num_before + 1):
+        try:
+            trials.append(set_aside(from_json(Trial, line)))
+        except ValidationError as error:
+            raise StorageError(
+                f"{path}:{number}: not a trial: {error.errors()[0]['msg']}\n"
+                f"  next: move the line away; the other {num_before + len(lines) - 1} are kept"
+            ) from error
     return trials
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the cyclic garbage collector out of the making of many records.
-
-    They hold no cycles, and it would look through all of them again and again: a third of the
-    time that 10,000 trials take. Whoever finds it at work turns it on again, so that it is on
-    after several threads as well.
-    """
-    was_at_work = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_at_work:
-            gc.enable()

@@ -1,4 +1,4 @@
-"""One sitting on a run: check the defaults, search, verify the best, report."""
+"""One session on a run: check the defaults, search, verify the best, report."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from traceback import format_exception
 from tuner.batching import seconds_of
 from tuner.defaults import check_defaults
 from tuner.earlier import Earlier, sources_from, warm_starts
-from tuner.environment import SittingRecord
+from tuner.environment import SessionRecord
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
 from tuner.fleet.dispatch import QUEUED
-from tuner.fleets import Source
+from tuner.fleets import Screened, Source
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir, keep
 from tuner.kernel.toolchain import Toolchain
@@ -56,10 +56,10 @@ AHEAD = {0.5: 1, 0.8: 3}
 
 
 class Session:
-    """One sitting on a run: from the first trial of it to the report.
+    """One session on a run: from the first trial of it to the report.
 
     `started_s` is when the user began to wait, by `time.monotonic`; `overrides` are new totals
-    that hold from this sitting on. `beside` are further sizes that the exported file is for,
+    that hold from this session on. `beside` are further sizes that the exported file is for,
     `sources` other runs that the search's model starts from.
     """
 
@@ -114,7 +114,7 @@ class Session:
             writer = stack.enter_context(self.run.locked())
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             self._name_set_aside()
-            further = self.planned.family.extra_sizes
+            further = self.planned.family.op.extra_sizes
             elsewhere = self._source.builders(
                 self.run.path.name, self.toolchain, self.planned.languages, self._tell_of
             )
@@ -243,7 +243,7 @@ class Session:
         planned, config = self.planned, self.planned.config
         self.observer.on_stage("preparing the probes and timing the baseline")
         devices = self._source.devices(
-            planned, self.run.path.name, self._terms, builder, self._tell_of
+            Screened(planned, self.run.path.name, self._terms, builder, self._tell_of)
         )
         evaluator = DeviceEvaluator(
             planned.family, devices, facts=planned.facts, builder=builder, keep=self._keep
@@ -253,14 +253,14 @@ class Session:
                 evaluator.submit(params)
         try:
             baseline = devices.start()
-            # Kept for later sittings: what is asked depends on how many are in flight.
+            # Kept for later sessions: what is asked depends on how many are in flight.
             usual = builder.at_once + QUEUED * len(devices.baselines_us)
             environment = self.run.environment()
             evaluator.ahead = environment.in_flight or config.search.in_flight or usual
             if evaluator.ahead < len(devices.baselines_us):
                 self._tell_of("the run keeps", f"{evaluator.ahead} in flight: others are idle")
             self._say_of_devices()
-            sitting = SittingRecord(
+            session = SessionRecord(
                 len(self.trials), baseline.latency_us, baseline.noise,
                 dict(devices.baselines_us), dict(devices.together_us),
             )  # fmt: skip
@@ -270,7 +270,7 @@ class Session:
                 in_flight=evaluator.ahead,
                 baseline_us=baseline.latency_us,
                 baseline_noise=baseline.noise,
-                sittings=(*environment.sittings, sitting),
+                sessions=(*environment.sessions, session),
             ).write(self.run.path)
             self.observer.on_run(self.run, baseline, self.trials)
             if busy := busy_words(self._load, baseline.noise):
@@ -294,7 +294,7 @@ class Session:
                 if verification is not None and devices.is_apart:
                     self._compile_ahead(verification)
 
-            def told(number: int, remaining: Remaining) -> None:
+            def suggested(number: int, remaining: Remaining) -> None:
                 if number >= len(self.trials):  # not of a time that is only repeated
                     within = {f"{share:g}": chance for share, chance in remaining.within.items()}
                     writer.append_outlook(Outlook(number, remaining.improvement, within))
@@ -318,7 +318,7 @@ class Session:
                     first=first,
                     waited_s=lambda: devices.waited_s,
                     should_stop=self.should_stop,
-                    on_remaining=told,
+                    on_remaining=suggested,
                     at_once=devices.at_once,
                 )
             self.observer.on_stage(why)
@@ -350,15 +350,15 @@ class Session:
 
     def _first_trials(self) -> list[Params]:
         """Return what to try before the sampler is asked, and say what is of earlier runs."""
-        told = self._earlier.same if self._is_known else self._earlier.first
+        suggested = self._earlier.same if self._is_known else self._earlier.first
         if not self.trials:
-            for number, suggestion in enumerate(told):
+            for number, suggestion in enumerate(suggested):
                 self.observer.on_stage(f"trial {number}: {suggestion.words}")
-        found = [suggestion.params for suggestion in told]
+        found = [suggestion.params for suggestion in suggested]
         return found + [params for params in self.first if params not in found]
 
     def _search_s(self) -> float:
-        """Return the search's time, over all sittings, as `search` counts it."""
+        """Return the search's time, over all sessions, as `search` counts it."""
         if self._deadline_s is None:
             return self.schedule.search_s
         spent_s = self.trials[-1].elapsed_s if self.trials else 0.0

@@ -29,7 +29,7 @@ from tuner.wording import one_line, percent
 if TYPE_CHECKING:
     from tuner.capture.by_hand import ByHand
     from tuner.machine.doctor import Finding
-    from tuner.recheck import Repeated
+    from tuner.recheck import Rechecked
     from tuner.review.gain import Gain
     from tuner.review.listing import Shown
     from tuner.review.summary import Summary
@@ -44,6 +44,7 @@ __all__ = [
     "go_on",
     "interruptible",
     "out",
+    "print_either",
     "print_findings",
     "print_json",
     "print_nothing",
@@ -89,7 +90,7 @@ def print_plan(
         print_json(
             {
                 **{name: value for name, value in of_module.items() if value},
-                "title": planned.family.title,
+                "title": planned.family.op.title,
                 "sizes": dict(planned.sizes),
                 "device": planned.device.name,
                 "is_assumed": planned.is_assumed,
@@ -109,7 +110,7 @@ def print_plan(
     for warning in planned.warnings:
         out.print(f"warning: {warning}", markup=False)
     sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
-    out.print(f"problem: {planned.family.title}; {sizes}", markup=False)
+    out.print(f"problem: {planned.family.op.title}; {sizes}", markup=False)
     words = MODE_WORDS[planned.config.problem.mode]
     out.print(
         f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}"
@@ -205,23 +206,23 @@ def print_verdict(check: Check) -> None:
         out.print(f"note: {note}", markup=False)
 
 
-def print_points(repeated: Repeated) -> None:
+def print_points(rechecked: Rechecked) -> None:
     """Print point by point what of a certificate holds."""
     words = {True: "holds", False: "no longer holds", None: "cannot tell"}
-    for point in repeated.points:
+    for point in rechecked.points:
         word = words[point.holds] if point.is_claim else "note"
         out.print(f"{word:<16} {point.what}: {point.detail}", markup=False)
-    claims = [point.holds for point in repeated.points if point.is_claim]
+    claims = [point.holds for point in rechecked.points if point.is_claim]
     num_broken, num_open = claims.count(False), claims.count(None)
     end = f"{num_broken} of its points no longer" if num_broken else "all of its points still"
     if num_open and not num_broken:
         end = f"not shown to hold, {num_open} of its points cannot be checked here"
     else:
         end += " hold here" + (f", {num_open} cannot be checked" if num_open else "")
-    out.print(f"the certificate, accuracy class {repeated.accuracy}: {end}", markup=False)
+    out.print(f"the certificate, accuracy class {rechecked.accuracy}: {end}", markup=False)
 
 
-def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
+def print_runs(runs: Sequence[Shown], folder: Path) -> None:
     """Print a list of runs at 80 columns; a speed-up after ~ was not verified."""
     if not runs:
         out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
@@ -232,7 +233,7 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
 
     for run in runs:
         speed = ratio_words(run.speedup) if run.speedup else NONE
-        speed = speed if run.is_proved or not run.speedup else f"~{speed}"
+        speed = speed if run.is_verified or not run.speedup else f"~{speed}"
         head = f"{run.state:<10} {speed:>8} {run.num_trials:>6} {age_words(run.age_s):>7}  "
         fits = len(head) + len(run.name) <= COLUMNS
         out.print(f"{head}{run.name}" if fits else f"{head.rstrip()}\n  {run.name}", markup=False)
@@ -248,6 +249,13 @@ def print_json(record: object) -> None:
 
     sys.stdout.write(to_json(record) + "\n")
     sys.stdout.flush()
+
+
+def print_either(
+    record: object, in_words: Callable[..., None], *more: object, is_json: bool
+) -> None:
+    """Print a record as JSON; or else in words, with what these need more."""
+    print_json(record) if is_json else in_words(record, *more)
 
 
 def print_nothing(error: NothingToGainError, *, is_json: bool = False) -> None:

@@ -65,7 +65,7 @@ def rows_size(plans: Sequence[Planned]) -> tuple[str, int] | None:
 
     That is the first dimension of an argument which grows as the rows do; None where none does.
     """
-    for argument in plans[-1].family.arguments:
+    for argument in plans[-1].family.op.arguments:
         name = argument.shape[0] if argument.shape else ""
         each = {planned.sizes[name] / (planned.num_rows or 1) for planned in plans if name}
         if len(each) == 1 and (one := each.pop()) >= 1 and one == int(one):

@@ -7,6 +7,7 @@ Records are frozen; nothing here does work.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -42,7 +43,7 @@ __all__ = [
     "to_json",
 ]
 
-SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need be told of
+SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need know of
 Value = bool | int | float | str
 Params = dict[str, Value]
 Language = Literal["cuda", "cpp", "triton", "hip"]
@@ -200,7 +201,7 @@ class Measurement:
     to_lead: float | None = None
 
     @property
-    def told_us(self) -> float:
+    def reported_us(self) -> float:
         """The latency as the leading device would have it."""
         return self.latency_us * (self.to_lead or 1.0)
 
@@ -223,6 +224,11 @@ class Interval:
         if self.low > 1.0:
             return "faster"
         return "slower" if self.high < 1.0 else "no difference"
+
+    @property
+    def words(self) -> str:
+        """The ratio and where it lies, as `1.234x [1.200, 1.268]`."""
+        return f"{self.speedup:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
     def overlaps(self, other: Interval) -> bool:
         """Return whether some ratio lies in both."""
@@ -247,16 +253,16 @@ class Outcome:
         """The objective: the median latency of a correct candidate, else None."""
         if self.status is not Status.CORRECT or self.measurement is None:
             return None
-        return self.measurement.told_us
+        return self.measurement.reported_us
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One line of `trials.jsonl`.
 
-    Trials are numbered in the order in which the search was told of them. With several devices
-    that need not be the order of asking: `asked` is then the number of the question, where it is
-    another one.
+    Trials are numbered in the order in which they were reported to the search. With several
+    devices that need not be the order of asking: `asked` is then the number of the question,
+    where it is another one.
     """
 
     number: int
@@ -281,11 +287,11 @@ class Finalist:
     `latency_us` and `baseline_us` are medians over all rounds of all processes. Every sample is
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
-    told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
+    reported of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
     speed-up on the values that `elsewhere_on` names, and `step` that of a step of training
     (forward, and gradients of inputs and weights), where they were asked for, or `step_failure`
     is why it was not timed. `key` is equal for equal code on equal terms, `race_key` for all that
-    were in one race, and `seed` is that of the probes: a later sitting need not check or race
+    were in one race, and `seed` is that of the probes: a later session need not check or race
     again.
     `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
     kernels are at other numbers of rows, and at which of them the file takes them. `at_sizes` are
@@ -374,13 +380,7 @@ class Result:
 
 R = TypeVar("R")
 
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # building one takes milliseconds
-
-
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
+_adapter: Any = functools.cache(TypeAdapter)  # to build one takes milliseconds
 
 
 def to_json(record: Any) -> str:

@@ -92,7 +92,7 @@ def tune(
     Args:
         config: as `load_config` gives it.
         runs_dir: where the run directory is made.
-        observer: is told what happens.
+        observer: what happens is reported to it.
         should_stop: asked between trials; True ends the search, and the rest follows.
         command: how to repeat it, for the record.
         overrides: what `config` changes in its file, so that `resume` changes it too.
@@ -118,15 +118,15 @@ def tune(
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         config = config.model_copy(update={"device": device})
         plans = planned_sizes(config, lambda each: _planned(each, observer))
-        sittings = _Sittings(
+        sessions = _Sessions(
             observer, should_stop, runs_dir, source, command, overrides or {}, verifies, force
         )
-        return sittings.each(plans, [], started_s)
+        return sessions.each(plans, [], started_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sittings:
-    """The sittings of one command: one, or one for each of several sizes."""
+class _Sessions:
+    """The sessions of one command: one, or one for each of several sizes."""
 
     observer: Observer
     should_stop: Callable[[], bool]
@@ -238,7 +238,7 @@ def _environment(
         machine=dict(planned.environment),
         toolchain=toolchain.label,
         op=family.name,
-        title=family.title,
+        title=family.op.title,
         sizes=dict(planned.sizes),
         accuracy=config.accuracy.label,
         mode=config.problem.mode,
@@ -276,8 +276,8 @@ def resume(
     Args:
         path: the run directory.
         overrides: new totals of `trials` or `timeout`, another `effort`, and the `time` of this
-            sitting; nothing else may change.
-        observer: is told what happens.
+            session; nothing else may change.
+        observer: what happens is reported to it.
         should_stop: as for `tune`.
         may_move: go on although the device or the toolchain is another one.
         verifies: as for `tune`.
@@ -344,8 +344,8 @@ def resume(
             observer.on_stage(f"the next size was begun: tune --resume {path.parent / name}")
             return run
         overrides = {**environment.overrides, **given}
-        sittings = _Sittings(
+        sessions = _Sessions(
             observer, should_stop, path.parent, source, environment.command, overrides, verifies,
             force=True,
         )  # fmt: skip
-        return sittings.each(further, [*beside, tuned_of(run, planned)], started_s)
+        return sessions.each(further, [*beside, tuned_of(run, planned)], started_s)

@@ -34,7 +34,7 @@ class Underway:
 
     `done` of `total` are counted in `unit`; `total` is None where nobody knows, `done` are then
     seconds. `left_s` is what was left of the stage at `at`. `plan` says how the time is shared.
-    `finalists` are the trials whose files had their verdict in this sitting, and `wanted` is how
+    `finalists` are the trials whose files had their verdict in this session, and `wanted` is how
     many are to be accepted. `at_work` are devices and builders of a search, and `per_minute` is
     how many outcomes they had in the last minute.
     """
@@ -82,8 +82,8 @@ def underway(run: Run) -> Underway | None:
             found = from_json(Underway, file.read(MAX_BYTES))
     except (OSError, ValidationError):
         return None
-    is_told = found.left_s is None or math.isfinite(found.left_s)
-    return found if is_told else None
+    is_reported = found.left_s is None or math.isfinite(found.left_s)
+    return found if is_reported else None
 
 
 def write_underway(run: Run, now: Underway) -> None:

@@ -1,7 +1,7 @@
 """From ranked trials to a verified file: compile, check, race, and put the winner under its name.
 
 What is checked and raced is each finalist's exported file itself. Every verdict is on disk before
-the next question, in `checks.jsonl`: a later sitting repeats none of them.
+the next question, in `checks.jsonl`: a later session repeats none of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tuner.batching import Batching
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
-from tuner.evaluate.measure import tie_set
 from tuner.evaluate.profiling import profile_into
 from tuner.evaluate.race import Race, finalist
 from tuner.evaluate.racing import Racer
@@ -25,10 +24,11 @@ from tuner.evaluate.verifier import Answered, Verifier
 from tuner.exporting import ExportCompiler, ExportFile, export_of
 from tuner.gaining import bound_of
 from tuner.instead import Instead
+from tuner.intervals import rounds_of, tie_set
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
-from tuner.ranking import blamed, ranked_trials, remarks_on, rounds_of, structure
+from tuner.ranking import blamed, ranked_trials, remarks_on, structure
 from tuner.rivals import beside_compiled
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
@@ -46,7 +46,7 @@ HEARTBEAT_S = 2.0  # between two signs of life while a compiler works
 
 @dataclass(slots=True)
 class Verification:
-    """The verification of one sitting.
+    """The verification of one session.
 
     `deadline_s` is when it should be over, by `time.monotonic`; None: it takes its time.
     `is_hurried` says whether the user wants no more than what was begun (Ctrl-C).
@@ -75,7 +75,7 @@ class Verification:
     instead: Instead = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read what earlier sittings measured."""
+        """Read what earlier sessions measured."""
         self.instead = Instead(self.planned, self.toolchain, self.run, self.observer, self.export)
         self.batching = Batching(self.run, self.writer, self.observer.on_stage)
 
@@ -96,7 +96,9 @@ class Verification:
                 return None, list(entries.values())
             self._raced(chosen, entries)
             believed = {
-                n: rounds_of(entries[n]) for n in chosen if entries[n].interval is not None
+                n: rounds_of(entries[n].samples_us)
+                for n in chosen
+                if entries[n].interval is not None
             }
         # Who has fewer sets of processes was clearly behind: no tie.
         most = max(len(rounds) for rounds in believed.values())
@@ -260,11 +262,11 @@ class Verification:
         return check
 
     def _check(self, file: ExportFile) -> Finalist:
-        """Return the verdict on a file: that of an earlier sitting where there is one."""
+        """Return the verdict on a file: that of an earlier session where there is one."""
         known = self._known(file)
         if known:
             verdict = "accepted" if known[-1].check.is_accepted else "rejected"
-            self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
+            self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier session")
             if known[-1].check.is_accepted:  # in place of one that was compiled ahead
                 self.batching.kept(file).write()
             self.observer.on_finalist(known[-1])
@@ -331,7 +333,7 @@ class Verification:
         wanted = self.schedule.num_processes
         is_enough = any(len(entries[n].samples_us) >= wanted for n in chosen)
         if len(keys) == 1 and "" not in keys and is_enough:
-            self.observer.on_stage("raced by an earlier sitting")
+            self.observer.on_stage("raced by an earlier session")
             return
         files = self.files
         while chosen:

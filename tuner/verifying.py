@@ -21,7 +21,7 @@ from tuner.observing import Observer
 from tuner.planning import DESCRIBE_S, plan
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
-from tuner.recheck import Repeated, reference_for, repeat
+from tuner.recheck import Rechecked, recheck, reference_for
 from tuner.run import Run, open_run
 from tuner.schedule import Costs, scheduled
 from tuner.trial import Check, Status, Trial
@@ -44,7 +44,7 @@ def export_trial(
         trial: its number; by default the run's winner, or its fastest correct trial.
         output: where to write; by default `export/model_new.py` of the run for the winner,
             `export/trial_<number>.py` for another.
-        observer: is told of probes.
+        observer: probes are reported to it.
 
     Returns:
         Where it is (where it was put aside, if it is rejected), and the verdict on it.
@@ -120,7 +120,7 @@ def verify(
         timeout_s: seconds for each call; importing (which compiles) gets ten times that.
         mode: that of the modules where a probe names none: as the reference's constructor leaves
             them, or training or eval mode.
-        observer: is told of each probe.
+        observer: each probe is reported to it.
 
     Raises:
         InputError: a file is missing, or the reference cannot be used.
@@ -151,7 +151,7 @@ def verify_certificate(
     device: str = "auto",
     timeout_s: float = 30.0,
     observer: Observer | None = None,
-) -> Repeated:
+) -> Rechecked:
     """Repeat what a file's certificate claims, and say point by point what still holds.
 
     Args:
@@ -160,7 +160,7 @@ def verify_certificate(
             certificate names, if it was installed with the tuner.
         device: auto (the kind of the certificate's), cpu, cuda or cuda:N.
         timeout_s: seconds for each call of the file.
-        observer: is told of each probe and stage.
+        observer: each probe and stage is reported to it.
 
     Raises:
         InputError: no file, no certificate in it, a damaged one, or no reference to trust.
@@ -177,7 +177,7 @@ def verify_certificate(
     trusted = reference_for(certificate, reference)
     observer.on_stage(f"repeating what the certificate of {file} claims")
     found = _described(wanted)
-    return repeat(
+    return recheck(
         file,
         certificate,
         trusted,

@@ -51,7 +51,7 @@ class Plain:
         space = planned.space
         mode = MODE_WORDS[planned.config.problem.mode]
         self.line(
-            f"{planned.family.title} on {planned.device.name}, accuracy"
+            f"{planned.family.op.title} on {planned.device.name}, accuracy"
             f" {planned.config.accuracy.label}{mode and f', {mode}'}:"
             f" {space.num_feasible} feasible configurations of {space.num_cartesian} combinations"
         )
@@ -205,13 +205,13 @@ class Screen(Plain):
             *self._left(),
             *(text for text in (self.remaining, self.stage, self.waiting) if text),
         ]
-        told = self._told()
-        num_shown = max(1, min(SHOWN_TRIALS, LINES - len(told) - len(below)))
+        said = self._said()
+        num_shown = max(1, min(SHOWN_TRIALS, LINES - len(said) - len(below)))
         rows = [_trial_line(trial) for trial in self.trials[-num_shown:]]
-        lines = [Text(line[:COLUMNS], no_wrap=True) for line in (*told, *rows, *below)]
+        lines = [Text(line[:COLUMNS], no_wrap=True) for line in (*said, *rows, *below)]
         self.live.update(Group(*lines))
 
-    def _told(self) -> list[str]:
+    def _said(self) -> list[str]:
         """Return what the summary says of the trials until now, but for its warnings."""
         from tuner.review.summary import format_summary, summary_of
 
@@ -266,6 +266,4 @@ def _finalist_line(entry: Finalist) -> str:
             "accepted on every probe" if entry.check.is_accepted else f"rejected: {entry.error}"
         )
     i = entry.interval
-    return head + (
-        f"{_us(entry.latency_us)}, {i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]: {entry.verdict}"
-    )
+    return head + (f"{_us(entry.latency_us)}, {i.words}: {entry.verdict}")

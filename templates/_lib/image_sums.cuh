@@ -1,4 +1,4 @@
-// The multiplying warpgroups of a convolution by Hopper's products: sums of a tile in registers.
+// The consumer warpgroups of a convolution by Hopper's products: sums of a tile in registers.
 //
 // Tensor cores truncate what they add up. Of three products an accumulator serves one part of the
 // filters, and is then added to float32 sums. Of one product, whose halves are rounded to fewer

@@ -130,7 +130,7 @@ __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipelin
   }
 }
 
-// ---- the multiplying warpgroups -------------------------------------------------------------
+// ---- the consumer warpgroups ----------------------------------------------------------------
 
 struct Loaded {  // a thread's numbers of a stage, and of each of its rows largest and smallest
   Values<kSteps> values;

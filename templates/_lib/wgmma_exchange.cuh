@@ -2,7 +2,7 @@
 // cluster has all rows of y, they are complete: y is written once, normalised.
 //
 // Expects column_stats.cuh, wgmma_pipeline.cuh and wgmma_ring.cuh before it, and kIsScaled,
-// kTileStats, kStatsRows, kConsumerThreads. The multiplying warpgroups are threads 128 and up.
+// kTileStats, kStatsRows, kConsumerThreads. The consumer warpgroups are threads 128 and up.
 
 // What a block tells those of its cluster with the same columns of a tile, and what comes of it.
 // Moments are kept by turns in two places: whoever tells of the tile after the next has heard of

@@ -233,7 +233,7 @@ struct Operands {
   }
 };
 
-// By the warps of the copying warpgroup that do not copy: the weight's remaining rows, which are
+// By the warps of the producer warpgroup that do not copy: the weight's remaining rows, which are
 // needed first, then those of x. Each warp takes the next row that nobody has begun, and waits for
 // nothing: whichever blocks run, all rows get done, also beside another kernel that waits likewise.
 __device__ __forceinline__ void prepare_behind(const Operands& operands) {
@@ -262,7 +262,7 @@ __device__ __forceinline__ void prepare_behind(const Operands& operands) {
   }
 }
 
-// ---- the copying warp -----------------------------------------------------------------------
+// ---- the producer warp ----------------------------------------------------------------------
 
 // Where the tiles of a block begin in x and in the weight.
 struct Corner {
@@ -323,7 +323,7 @@ __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipelin
   }
 }
 
-// ---- the multiplying warpgroups -------------------------------------------------------------
+// ---- the consumer warpgroups ----------------------------------------------------------------
 
 template <class Sum>
 using SumsOf = Sum[kRowTiles][kSums];

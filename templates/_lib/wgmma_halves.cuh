@@ -115,7 +115,7 @@ __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipelin
   }
 }
 
-// ---- the multiplying warpgroups -------------------------------------------------------------
+// ---- the consumer warpgroups ----------------------------------------------------------------
 
 // Adds a product of two halves over one stage.
 template <int kXHalf, int kWHalf>

@@ -1,7 +1,7 @@
-// The coefficients of a strip of columns, by the multiplying warpgroups of the block that finishes
+// The coefficients of a strip of columns, by the consumer warpgroups of the block that finishes
 // its last tile: there is no kernel between the GEMM and the normalisation.
 //
-// Expects column_stats.cuh, wgmma_pipeline.cuh and kIsScaled before it. The copying warpgroup is
+// Expects column_stats.cuh, wgmma_pipeline.cuh and kIsScaled before it. The producer warpgroup is
 // threads 0 to 127 and takes no part, so barriers are named ones.
 
 // By threads 128 to 127 + kThreads, after each has handed in what it knows of a tile. `strip` is

@@ -18,7 +18,7 @@ __all__ = ["with_biases_apart"]
 def with_biases_apart(graph: Graph) -> Graph:
     """Return the graph with biases of convolutions added by nodes where that saves a pass."""
     nodes: list[Node] = []
-    users = graph.users()
+    users = graph.users
     for node in graph.nodes:
         has_bias = node.op.startswith("conv") and len(node.args) == 3
         if not has_bias or not _is_taken_up(graph, users, node):

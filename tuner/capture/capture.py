@@ -25,31 +25,19 @@ def capture(
     problem: Problem,
     *,
     mode: TuneMode | None = None,
-    with_sizes: bool = True,
     batch: int | None = None,
-    memory: int | None = None,
 ) -> Graph:
     """Record what `Model.forward` computes on the shapes of `get_inputs()`.
 
     Nothing of the file's tensors is allocated. The module is in the problem's mode, or in `mode`
-    if it is given. `with_sizes` records it once more, to find which sizes of inputs may vary.
-    `batch` is how many rows the inputs have, where it is not as many as `get_inputs()` gives.
-    `memory` is how many bytes inputs, weights and outputs may take together. This imports torch,
-    and calls the file's code in this process.
+    if it is given. `batch` is how many rows the inputs have, where it is not as many as
+    `get_inputs()` gives. This imports torch, and calls the file's code in this process.
 
     Raises:
-        CaptureError: what the file computes depends on values or chance, is no tensor, needs
-            operators that are not PyTorch's, or more than `memory` bytes; or the file fails.
+        CaptureError: what the file computes depends on values or chance, is no tensor, or needs
+            operators that are not PyTorch's; or the file fails.
     """
-    found = traced(problem, mode or problem.mode, with_sizes=with_sizes, batch=batch)
-    graph = _Reader(problem, found).graph()
-    if memory is not None and graph.num_bytes > memory:
-        raise CaptureError(
-            f"{problem.source}: inputs, weights and outputs take {graph.num_bytes / 1e9:.1f} GB; "
-            f"expected at most {memory / 1e9:.1f} GB\n"
-            "  next: make the sizes in get_inputs() smaller, or use a device with more memory"
-        )
-    return graph
+    return _Reader(problem, traced(problem, mode or problem.mode, batch=batch)).graph()
 
 
 def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
@@ -58,7 +46,7 @@ def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
     if graph.batch is None:
         return None
     try:
-        return capture(problem, mode=mode, with_sizes=False, batch=another_batch(graph.batch))
+        return capture(problem, mode=mode, batch=another_batch(graph.batch))
     except CaptureError:
         return None
 
@@ -70,7 +58,6 @@ class _State:
     tensors: dict[str, list[Tensor]]
     names: dict[str, Operand | None]
     arguments: list[Argument]
-    tied: dict[str, str]
 
 
 class _Reader(Operators):
@@ -102,7 +89,6 @@ class _Reader(Operators):
         names = tuple(self.result_name(low, values, name) for name in outputs)
         written = {buffer: self.result_name(low, values, name) for buffer, name in updates.items()}
         nodes = live(low.nodes, {*names, *written.values()})
-        notes = (self.found.note,) if self.found.note else ()
         kinds = state.tensors
         used = {name for node in nodes for name in node.refs} | {*names, *written.values()}
         return Graph(
@@ -115,9 +101,6 @@ class _Reader(Operators):
             outputs=names,
             buffer_updates=written,
             is_training=self.found.is_training,
-            tied=state.tied,
-            sizes=self.found.sizes,
-            notes=notes,
         )
 
     # ---- what the graph is given ---------------------------------------------------------
@@ -131,7 +114,7 @@ class _Reader(Operators):
         lists: dict[str, list[Tensor]] = {
             kind: [] for kind in ("inputs", "parameters", "buffers", "constants")
         }
-        state = _State(lists, {}, [], {})
+        state = _State(lists, {}, [])
         by_tensor: dict[int, str] = {}
         user = iter(zip(self.found.names, self.found.values, strict=True))
         taken = set(self.found.state)
@@ -159,10 +142,6 @@ class _Reader(Operators):
                     tensor = self.constant(tensor)
                 state.tensors[where].append(tensor)
             state.names[placeholder] = Ref(name)
-        for name, held in self.found.state.items():
-            first = by_tensor.get(id(held))
-            if first is not None and first != name:
-                state.tied[name] = first
         return state
 
     def add_argument(

@@ -193,8 +193,8 @@ class _Text:
         yield "}"
         yield ""
         yield f'extern "C" const char* {self.function}({parameters}, void* stream) {{'
-        told = ", ".join([*passed, "rows"])
-        yield f"  return cluster_rows::start({self.function}_kernel, rows, stream, {told});"
+        taken = ", ".join([*passed, "rows"])
+        yield f"  return cluster_rows::start({self.function}_kernel, rows, stream, {taken});"
         yield "}"
 
     def _row(self) -> Iterator[str]:
@@ -241,7 +241,7 @@ class _Text:
         yield "for (int i = 0; i < 4; ++i) {"
         yield "  if (!present(i)) continue;"
         names = dict(self.names)
-        wanted = {o for s in statements for o in s.operands if isinstance(o, str)}
+        wanted = {o for s in statements for o in s.refs}
         wanted |= {r.value for r, _ in parts} | {o.name for _, o in written}
         for at, name in enumerate(self.staged):
             if name in wanted:

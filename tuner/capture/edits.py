@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor, live
+from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor, in_order, live
 from tuner.capture.vocabulary import VOCABULARY
 
 __all__ = ["Edit", "broadcast", "number_of", "with_number"]
@@ -23,7 +23,7 @@ class Edit:
         self.graph = graph
         self._values: dict[str, Tensor | Node] = {t.name: t for t in graph.given}
         self._values |= {n.name: n for n in graph.nodes}
-        self._users = graph.users()
+        self._users = graph.users
         self._nodes = {n.name: n for n in graph.nodes}
         self._instead: dict[str, Ref] = {}
         self._results = {*graph.outputs, *graph.buffer_updates.values()}
@@ -105,24 +105,14 @@ class Edit:
                 name = self._instead[name].name
             return name
 
-        nodes: dict[str, Node] = {}
-        pending = [(name, False) for name in reversed(self._nodes)]
-        while pending:  # operands first, otherwise as they were
-            name, is_ready = pending.pop()
-            if name in nodes or name not in self._nodes:
-                continue
-            node = self._nodes[name]
-            if any(ref in self._instead for ref in node.refs):
-                args = (Ref(meant(a.name)) if isinstance(a, Ref) else a for a in node.args)
-                node = self._nodes[name] = replace(node, args=tuple(args))
-            if is_ready:
-                nodes[name] = node
-                continue
-            pending.append((name, True))
-            pending += [(ref, False) for ref in reversed(node.refs)]
+        nodes = {}
+        for name, node in self._nodes.items():
+            args = (Ref(meant(a.name)) if isinstance(a, Ref) else a for a in node.args)
+            nodes[name] = replace(node, args=tuple(args))
+        order = in_order([*nodes], lambda n: nodes[n].refs if n in nodes else ())
         outputs = tuple(map(meant, self.graph.outputs))
         updates = {b: meant(name) for b, name in self.graph.buffer_updates.items()}
-        left = live(list(nodes.values()), {*outputs, *updates.values()})
+        left = live([nodes[n] for n in order if n in nodes], {*outputs, *updates.values()})
         return replace(self.graph, nodes=left, outputs=outputs, buffer_updates=updates)
 
 

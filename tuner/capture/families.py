@@ -175,7 +175,7 @@ def _recorded(problem: Problem, settings: Mapping[str, float]) -> Graph:
 
     vars(problem.module)["Model"] = Model
     try:
-        return capture(problem, with_sizes=False)
+        return capture(problem)
     finally:
         vars(problem.module)["Model"] = own
 

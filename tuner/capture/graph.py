@@ -155,11 +155,7 @@ class Graph:
 
     `arguments` are forward's, all of them; `inputs` those that are tensors, and numbers that are
     not fixed. `buffer_updates` gives for each buffer that the call writes the value that it has
-    afterwards. `tied` gives for each further name of a parameter or buffer the name that the
-    graph knows it by. `sizes` says for each axis of an input that may be of another size which
-    axis gives the size, as an expression: `{"x.0": "x.0", "y.0": "x.0", "z.1": "2*x.0"}`. An axis
-    that is absent is fixed; None: it was not found out. `notes` are sentences for the user.
-    `rewrites` are the steps that led here from what was captured.
+    afterwards. `rewrites` are the steps that led here from what was captured.
     """
 
     arguments: tuple[Argument, ...]
@@ -171,9 +167,6 @@ class Graph:
     outputs: tuple[str, ...]
     buffer_updates: dict[str, str] = field(default_factory=dict)
     is_training: bool = True
-    tied: dict[str, str] = field(default_factory=dict)
-    sizes: dict[str, str] | None = None
-    notes: tuple[str, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 
     @property
@@ -195,12 +188,9 @@ class Graph:
         everything: tuple[Tensor | Node, ...] = (*self.given, *self.nodes)
         return {value.name: value for value in reversed(everything)}  # the first of a name holds
 
-    def users(self) -> Mapping[str, tuple[Node, ...]]:
-        """Return for each value, by name, the nodes that use it, in order."""
-        return self._users
-
     @cached_property
-    def _users(self) -> Mapping[str, tuple[Node, ...]]:
+    def users(self) -> Mapping[str, tuple[Node, ...]]:
+        """For each value, by name, the nodes that use it, in order."""
         names = [*(t.name for t in self.given), *(node.name for node in self.nodes)]
         found: dict[str, list[Node]] = {name: [] for name in names}
         for node in self.nodes:
@@ -209,19 +199,11 @@ class Graph:
         return {name: tuple(nodes) for name, nodes in found.items()}
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of what a call needs at the least: all that is given, and the outputs."""
-        nodes = _by_name(self.nodes)
-        outputs = [nodes[name] for name in dict.fromkeys(self.outputs) if name in nodes]
-        return sum(t.num_bytes for t in self.given) + sum(node.num_bytes for node in outputs)
-
-    @property
     def key(self) -> str:
         """Content key: equal for graphs that compute the same in the same way, whatever names.
 
-        Neither names, lines, notes, `rewrites` and `sizes` count, nor the order of independent
-        nodes. Inputs differ by their order in the call, parameters, buffers and constants by their
-        first use.
+        Neither names, lines and `rewrites` count, nor the order of independent nodes. Inputs
+        differ by their order in the call, parameters, buffers and constants by their first use.
         """
         return content_key(json.dumps(list(self._canonical())))
 

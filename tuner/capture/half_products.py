@@ -293,8 +293,8 @@ def given_to(
         how = geometry_of(call)
         geometry = (*how.stride, *how.pad, *how.dilation, *call.shape[2:])
         turn = [int(how.is_transposed)] if products.of == "images" else []
-        told = map(str, (*products.more, *turn, *geometry))
-        return [*operands, *more, *products.parameters, *told]
+        own = map(str, (*products.more, *turn, *geometry))
+        return [*operands, *more, *products.parameters, *own]
     numbers = [*_sizes_of(graph, call), *map(int, _turned_operands(graph, call, turns))]
     return [*operands, *map(str, numbers), *more]
 

@@ -69,7 +69,7 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
     def needs(name: str) -> Sequence[str]:
         if name in nest.taps:
             return [nest.taps[name].source]
-        return _operands(steps[name][1]) if name in steps else ()
+        return steps[name][1].refs if name in steps else ()
 
     for name in in_order([output.name for output in nest.outputs], needs):
         own = nest.space.varies.get(name, frozenset())
@@ -130,12 +130,6 @@ def _steps(nest: Nest) -> dict[str, _Step]:
         found |= {r.name: (f"end {number}", r) for r in each.reductions}
         found |= {s.name: (f"after {number}", s) for s in each.after}
     return found
-
-
-def _operands(step: Statement | Reduction) -> list[str]:
-    if isinstance(step, Reduction):
-        return [step.value]
-    return [operand for operand in step.operands if isinstance(operand, str)]
 
 
 def _step_line(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.calls import is_assertion
-from tuner.capture.graph import Graph, Node, Ref, Tensor, live
+from tuner.capture.graph import Graph, Node, Ref, Tensor, in_order, live
 from tuner.capture.index_space import ALIASES
 from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
@@ -249,7 +249,7 @@ class _Step(Operators):
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
-        graph = replace(self.graph, sizes=None, notes=(), constants=())
+        graph = replace(self.graph, constants=())
         ends = dict.fromkeys(name for name in gradient_of.values() if name in by_name)
         return Joint(
             replace(
@@ -294,13 +294,9 @@ def _divided(
         end += 1
     backward = {n.name for n in nodes[end:]}
     # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
-    read = {r for n in nodes[end:] for r in n.refs if r not in backward}
-    left = list(read)
-    while left:
-        node = by_name.get(left.pop())
-        if node is not None and node.op in ALIASES and node.refs[0] not in read:
-            read.add(node.refs[0])
-            left.append(node.refs[0])
+    views = {n.name: n.refs[:1] for n in nodes if n.op in ALIASES}
+    refs = [r for n in nodes[end:] for r in n.refs if r not in backward]
+    read = {*in_order(refs, lambda name: views.get(name, ()))}
 
     def again(name: str) -> tuple[set[str], set[str]] | None:
         """What has to be computed and kept for a value of forward; None where it is kept."""

@@ -40,7 +40,7 @@ def _kept_values(nest: Nest) -> list[str]:
         cost: dict[str, int] = {}
         for statement in each.statements:
             own = operation_of(statement.op).flop
-            before = [cost.get(o, 0) for o in statement.operands if isinstance(o, str)]
+            before = [cost.get(o, 0) for o in statement.refs]
             cost[statement.name] = own + sum(before)
         names = [
             s.name
@@ -263,7 +263,7 @@ class RowWriter:
         from_memory = [n for n in kept if n in earlier]
         statements = still_needed(each, from_memory)
         computed = {s.name for s in statements}
-        read = {o for s in statements for o in s.operands if isinstance(o, str)}
+        read = {o for s in statements for o in s.refs}
         read |= {r.value for r in each.reductions} | {o.name for o in each.writes}
         body: list[str] = []
         for name in sorted(read - computed, key=lambda n: self.names.get(n, "")):

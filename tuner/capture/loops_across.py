@@ -122,7 +122,7 @@ class AcrossWriter:
             yield f"{kind} {self.names[statement.name]}_rows[kUnroll];"
             yield f"(void){self.names[statement.name]}_rows;"
         if statements:
-            read = {o for s in statements for o in s.operands if isinstance(o, str)} - own
+            read = {o for s in statements for o in s.refs} - own
             body = self._known(read)
             for statement in statements:
                 name = self.names[statement.name]
@@ -167,7 +167,7 @@ class AcrossWriter:
         """Write the step of one column: what is the same for all rows, then each vector's."""
         statements = still_needed(each, [])
         computed = {s.name for s in statements}
-        read = {o for s in statements for o in s.operands if isinstance(o, str)}
+        read = {o for s in statements for o in s.refs}
         read |= {r.value for r in each.reductions} | {o.name for o in each.writes}
         read -= computed
         body = self._known({n for n in read if n != COLUMN and not self.nest.is_inner(n)})

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tuner.capture.graph import Tensor
+from tuner.capture.graph import Tensor, in_order
 from tuner.capture.index_space import Space
 from tuner.capture.operations import Kind, converted, emit, literal, operation_of
 from tuner.capture.precision import FLOATS, Precision
@@ -53,6 +53,11 @@ class Statement:
     operands: tuple[str | float | bool, ...]
     attrs: Mapping[str, object]
 
+    @property
+    def refs(self) -> list[str]:
+        """The names of the values that it reads."""
+        return [operand for operand in self.operands if isinstance(operand, str)]
+
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
@@ -67,6 +72,11 @@ class Reduction:
     value: str
     scale: float = 1.0
     is_wide: bool = False
+
+    @property
+    def refs(self) -> list[str]:
+        """The name of the value that it reads."""
+        return [self.value]
 
     @property
     def is_index(self) -> bool:
@@ -226,14 +236,8 @@ class Nest:
 def still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:
     """Return the statements of a pass that are needed where some values come from memory."""
     by_name = {s.name: s for s in each.statements}
-    found: set[str] = set()
-    left = [r.value for r in each.reductions] + [o.name for o in each.writes]
-    while left:
-        name = left.pop()
-        if name in found or name not in by_name or name in from_memory:
-            continue
-        found.add(name)
-        left += [o for o in by_name[name].operands if isinstance(o, str)]
+    ends = [r.value for r in each.reductions] + [o.name for o in each.writes]
+    found = in_order(ends, lambda n: by_name[n].refs if n in by_name else (), from_memory)
     return [s for s in each.statements if s.name in found]
 
 

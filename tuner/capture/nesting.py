@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor, in_order
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
 from tuner.capture.means import about_mean
 from tuner.capture.mixtures import refuse_mixtures
@@ -317,9 +317,8 @@ class _Builder:
 
     def _scan(self, node: Node) -> None:
         scan = scan_of(node, self._operand(node.args[0]))
-        names = [o for o in scan.operands if isinstance(o, str)]
         self.statements[node.name] = scan
-        self.varies[node.name] = self.space.columns.union(*(self.varies[n] for n in names))
+        self.varies[node.name] = self.space.columns.union(*(self.varies[n] for n in scan.refs))
         self.levels[node.name] = 0
         self.order.append(node.name)
         self.flops += math.prod(node.shape)
@@ -372,15 +371,8 @@ class _Builder:
         return [s for s in own if not self._is_inner(s.name)]
 
     def _needed(self, ends: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        left = list(ends)
-        while left:
-            name = left.pop()
-            if name in found:
-                continue
-            found.add(name)
-            if name in self.statements:
-                left += [o for o in self.statements[name].operands if isinstance(o, str)]
-            elif name in self.reductions:
-                left.append(self.reductions[name].value)
-        return found
+        def needs(name: str) -> list[str]:
+            step = self.statements.get(name) or self.reductions.get(name)
+            return [] if step is None else step.refs
+
+        return set(in_order(ends, needs))

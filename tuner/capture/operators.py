@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.capture.calls import is_random, is_view
 from tuner.capture.graph import Ref
@@ -15,9 +15,6 @@ from tuner.capture.rules import lowered
 from tuner.capture.rules_reducing import Rule
 from tuner.errors import CaptureError
 from tuner.problem.reference import Problem
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Operators"]
 

@@ -184,7 +184,7 @@ def _step(node: Node) -> Step:
 
 def _read_bytes(graph: Graph) -> int:
     """Return the bytes that must be read: of what is sliced the slices, of a mere view nothing."""
-    users = graph.users()
+    users = graph.users
     values: list[Tensor | Node] = [*graph.given, *graph.nodes]
     read: dict[str, int] = {}
     for value in reversed(values):

@@ -141,7 +141,7 @@ def _half_plane(nest: Nest, call: Call) -> tuple[str, bool, list[Statement]] | N
     linear, masks = {*nest.indices}, set[str]()
     found: list[Statement] = []
     for statement in _statements(nest):
-        names = [o for o in statement.operands if isinstance(o, str)]
+        names = statement.refs
         is_sum = statement.op in ("add", "sub")
         is_multiple = statement.op == "mul" and len(names) == 1
         if not linear.issuperset(names):

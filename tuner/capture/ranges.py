@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tuner.capture.graph import Graph, Node, Operand, Ref
+from tuner.capture.graph import Graph, Node, Operand, Ref, in_order
 from tuner.capture.operations import OPERATIONS
 from tuner.capture.precision import EXACT, FLOATS
 from tuner.capture.viewing import real_name
@@ -71,14 +71,9 @@ def with_ranges_read(graph: Graph, nodes: Sequence[Node]) -> list[Node]:
     own = {node.name for node in nodes}
     alone = computed_of_ranges(graph) - own
     by_name = {n.name: n for n in graph.nodes if n.name in alone}
-    left = [ref for node in nodes if node.op != "tap" for ref in node.refs]
-    read: set[str] = set()
-    while left:
-        name = left.pop()
-        if name in by_name and name not in read:
-            read.add(name)
-            left += by_name[name].refs
-    read = {n for n in read if by_name[n].op != "index" and real_name(graph, n) == n}
+    refs = [ref for node in nodes if node.op != "tap" for ref in node.refs]
+    found = by_name.keys() & in_order(refs, lambda n: by_name[n].refs if n in by_name else ())
+    read = {n for n in found if by_name[n].op != "index" and real_name(graph, n) == n}
     return [n for n in graph.nodes if n.name in read or n.name in own] if read else [*nodes]
 
 
@@ -90,7 +85,7 @@ def _as_floats(graph: Graph) -> set[str]:
     bounds = _bounds_of(graph)
     nodes = {n.name: n for n in graph.nodes}
     found = {*bounds}
-    users, results = graph.users(), {*graph.outputs, *graph.buffer_updates.values()}
+    users, results = graph.users, {*graph.outputs, *graph.buffer_updates.values()}
 
     def is_exact(name: str) -> bool:
         """Whether all that reads a value, and all that it reads, may be floats too."""

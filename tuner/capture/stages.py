@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuner.capture.graph import Graph, Node, Ref
+from tuner.capture.graph import Graph, Node, Ref, in_order
 from tuner.capture.grouping import grouped
 from tuner.capture.half_products import makers_of
 from tuner.capture.images import images_of, with_images_copied
@@ -206,6 +206,7 @@ def _first(
 ) -> tuple[Nest, list[Node]]:
     """Return the first nest, and the nodes of later ones."""
     later: set[str] = set()
+    users = graph.users
     first: NotOneNest | None = None
     while True:
         own = [n for n in left if n.name not in later]
@@ -240,12 +241,11 @@ def _first(
             first = first or error
             if error.node is None:
                 raise
-            fresh = _dependents(graph, error.node) - later
-            if not fresh:
+            behind = in_order([error.node.name], lambda name: [user.name for user in users[name]])
+            if later.issuperset(behind):
                 raise
-            later |= fresh
+            later |= {*behind}
             # A tap is a read, which nothing stores for a later nest, nor whether it is a number.
-            users = graph.users()
             taps = {n.name for n in left if n.op == "tap"}
             masks = [n.name for n in left if n.dtype == "bool" and taps & {*n.refs}]
             for name in (*masks, *taps):
@@ -266,38 +266,21 @@ def _computed_again(
         if is_costly or read & costly:
             costly.add(node.name)
     own = {n.name: n for n in left if n.name not in later and n.name not in costly}
-    found: set[str] = set()
-    wanted = [ref for n in left if n.name in later and n.op != "tap" for ref in n.refs]
-    while wanted:
-        name = real_name(graph, wanted.pop())
-        if name in own and name not in found and name not in results:
-            found.add(name)
-            wanted += own[name].refs
-    return found
 
+    def needed(node: Node) -> list[str]:
+        names = [real_name(graph, ref) for ref in node.refs]
+        return [name for name in names if name in own and name not in results]
 
-def _dependents(graph: Graph, node: Node) -> set[str]:
-    users = graph.users()
-    found: set[str] = set()
-    left = [node.name]
-    while left:
-        name = left.pop()
-        if name not in found:
-            found.add(name)
-            left += [user.name for user in users[name]]
-    return found
+    wanted = [name for n in left if n.name in later and n.op != "tap" for name in needed(n)]
+    return set(in_order(wanted, lambda name: needed(own[name])))
 
 
 def _live(graph: Graph, nodes: list[Node], wanted: set[str]) -> list[Node]:
-    found, left = set(), list(wanted)
-    while left:
-        name = left.pop()
-        if name in found:
-            continue
-        found.add(name)
+    def read(name: str) -> list[str]:
         value = graph.value(name)
-        if isinstance(value, Node):
-            left += [real_name(graph, r) for r in value.refs]
+        return [real_name(graph, r) for r in value.refs] if isinstance(value, Node) else []
+
+    found = {*in_order([*wanted], read)}
     return [n for n in nodes if n.name in found]
 
 

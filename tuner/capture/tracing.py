@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -52,7 +51,7 @@ class Traced:
 
     `names` are forward's arguments in order, `values` what `get_inputs` gave for them (tensors
     are fake), `state` the module's parameters and buffers by all of their names, `held` the other
-    tensors that it has as attributes. `sizes` is `Graph.sizes`.
+    tensors that it has as attributes.
     """
 
     program: torch.export.ExportedProgram
@@ -61,13 +60,9 @@ class Traced:
     state: Mapping[str, torch.Tensor]
     held: Mapping[str, torch.Tensor]
     is_training: bool
-    sizes: dict[str, str] | None
-    note: str = ""
 
 
-def traced(
-    problem: Problem, mode: TuneMode, *, with_sizes: bool, batch: int | None = None
-) -> Traced:
+def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Traced:
     """Record one call of `Model(*get_init_inputs())` on `get_inputs()`, without allocating.
 
     With `batch` every input with as many rows (dim 0) as the first has that many instead. What
@@ -84,7 +79,6 @@ def traced(
             program = _recorded(model, values)
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
-        sizes, note = _sizes_of(model, names, values) if with_sizes else (None, "")
         state = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
@@ -95,7 +89,7 @@ def traced(
             for name, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         }
-    return Traced(program, names, values, state, held, is_training, sizes, note)
+    return Traced(program, names, values, state, held, is_training)
 
 
 @contextlib.contextmanager
@@ -287,44 +281,3 @@ def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tup
                 "  next: give each tensor as an argument of its own"
             )
     return tuple(names)
-
-
-def _sizes_of(
-    model: torch.nn.Module, names: tuple[str, ...], values: tuple[Any, ...]
-) -> tuple[dict[str, str] | None, str]:
-    """Record forward once more with sizes left open; return which may vary, and a note."""
-    import torch
-
-    auto = torch.export.Dim.AUTO
-    shapes = tuple(
-        dict.fromkeys(range(x.ndim), auto) if isinstance(x, torch.Tensor) else None for x in values
-    )
-    try:
-        with torch.no_grad():
-            program = torch.export.export(model, values, dynamic_shapes=shapes, strict=False)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return None, f"which sizes may vary was not found out: {reason[:120]}"
-    found = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
-    axes = [
-        (f"{name}.{axis}", size)
-        for name, value in zip(names, found[len(found) - len(names) :], strict=True)
-        if isinstance(value, torch.Tensor)
-        for axis, size in enumerate(value.shape)
-        if isinstance(size, torch.SymInt)
-    ]
-    first: dict[Any, str] = {}
-    for axis_name, size in axes:
-        if size.node.expr.is_Symbol:
-            first.setdefault(size.node.expr, axis_name)
-    return {
-        axis_name: _in_axes(size.node.expr, first)
-        for axis_name, size in axes
-        if size.node.expr.free_symbols and size.node.expr.free_symbols <= set(first)
-    }, ""
-
-
-def _in_axes(expression: Any, first: Mapping[Any, str]) -> str:
-    """Write an expression of PyTorch's symbols with the axes that set them."""
-    named = {str(symbol): name for symbol, name in first.items()}
-    return re.sub(r"[A-Za-z_]\w*", lambda word: named.get(word[0], word[0]), str(expression))

@@ -175,7 +175,7 @@ class Writer:
     @staticmethod
     def _read(each: Pass) -> set[str]:
         """Return what a pass takes, from memory or computed in it."""
-        read = {o for s in each.statements for o in s.operands if isinstance(o, str)}
+        read = {o for s in each.statements for o in s.refs}
         return read | {r.value for r in each.reductions} | {o.name for o in each.writes}
 
     def _found(
@@ -305,9 +305,7 @@ class Writer:
             return True
         after = [s for p in self.nest.passes for s in p.after]
         found = next((s for s in (*after, *self.nest.before) if s.name == name), None)
-        return found is not None and any(
-            self._is_row(o) for o in found.operands if isinstance(o, str)
-        )
+        return found is not None and any(self._is_row(o) for o in found.refs)
 
     def _stored(self, name: str, dtype: str, is_block: bool) -> str:
         value = self._floats(name, is_block)

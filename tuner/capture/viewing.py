@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.capture.graph import Graph, Node
+from tuner.capture.graph import Graph, Node, in_order
 from tuner.capture.index_space import SAME_ORDER, name_of
 from tuner.capture.nest import DTYPES
 from tuner.capture.precision import FLOATS, is_wider, rounding_of
@@ -34,13 +34,10 @@ def is_same(graph: Graph, node: Node) -> bool:
 def views_read(graph: Graph, nodes: Sequence[Node]) -> dict[str, Node]:
     """Return the views that some nodes read, by name, constants that fill a tensor, indices."""
     own = {n.name for n in nodes}
-    found: dict[str, Node] = {}
-    left = [r for n in nodes if n.op != "tap" for r in n.refs]
-    while left:
-        value = graph.value(left.pop())
-        if not isinstance(value, Node) or value.name in found or value.name in own:
-            continue
-        if value.name != real_name(graph, value.name) or value.op in ("full", "index"):
-            found[value.name] = value
-            left += value.refs
-    return found
+    every = [n for n in graph.nodes if n.name not in own]
+    views = {
+        n.name: n for n in every if n.name != real_name(graph, n.name) or n.op in ("full", "index")
+    }
+    read = [r for n in nodes if n.op != "tap" for r in n.refs]
+    found = in_order(read, lambda name: views[name].refs if name in views else ())
+    return {name: views[name] for name in found if name in views}

@@ -38,7 +38,7 @@ def _is_copied_by_pytorch(part: torch.nn.Module) -> bool:
 
 
 def lost(model: torch.nn.Module, what: str) -> list[str]:
-    """Say which attribute a copy no longer has; hooks are told by its outputs."""
+    """Say which attribute a copy no longer has; hooks show in its outputs."""
     bare = [
         name
         for name, part in model.named_modules()
@@ -63,7 +63,7 @@ def copied_inside(model: torch.nn.Module, said: list[str]) -> torch.nn.Module:
 
     Args:
         model: the module.
-        said: is told of a parameter that is shared no longer in the copies.
+        said: a parameter that is shared no longer in the copies is added to it.
 
     Raises:
         Exception: whatever the module raises when it is copied.

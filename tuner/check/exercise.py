@@ -30,6 +30,7 @@ __all__ = [
     "called_with",
     "checksum_of",
     "checksums_of",
+    "dispatched",
     "keys_of",
     "kind_of",
     "kinds_of",
@@ -85,24 +86,32 @@ def recorded(
         yield
         return
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    def record(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def record(func: Any, args: Any, kwargs: Any) -> Any:
         operations.append(str(func).rpartition(".")[0])
-        made = func(*args, **(kwargs or {}))
+        made = func(*args, **kwargs)
         if sizes is not None:
             sizes.extend(y.numel() for y in outputs_of(made) if isinstance(y, torch.Tensor))
-            sizes.append(_products_of(func, args, kwargs or {}, made))
+            sizes.append(_products_of(func, args, kwargs, made))
         return made
 
+    with dispatched(record):
+        yield
+
+
+def dispatched(run: Callable[[Any, Any, Any], Any]) -> contextlib.AbstractContextManager[Any]:
+    """Let `run` make each operation of PyTorch's dispatcher, with its arguments."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
     words = {
-        "__torch_dispatch__": record,
+        "__torch_dispatch__": lambda mode, func, types, args=(), kwargs=None: run(
+            func, args, kwargs or {}
+        ),
         # Else the first operation imports all of dynamo: 1.2 s.
         "_should_skip_dynamo": classmethod(lambda cls: False),
     }
-    recorder: Any = type("Recorder", (TorchDispatchMode,), words)
-    with recorder():
-        yield
+    made: contextlib.AbstractContextManager[Any] = type("Mode", (TorchDispatchMode,), words)()
+    return made
 
 
 def _products_of(func: Any, args: Any, kwargs: Any, made: Any) -> int:
@@ -217,11 +226,11 @@ def asked_through(model: torch.nn.Module, script: Script, call: int) -> Callable
 
 def _with_attributes(model: Any, names: Sequence[str], *arguments: Any) -> tuple[Any, ...]:
     outputs = outputs_of(model(*arguments))
-    told = []
+    said = []
     for name in names:
         place, _, attribute = name.rpartition(".")
-        told.append(getattr(model.get_submodule(place), attribute).detach().clone())
-    return (*outputs, *told)
+        said.append(getattr(model.get_submodule(place), attribute).detach().clone())
+    return (*outputs, *said)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def gradients_of(
 
 
 def dense(grads: Mapping[str, torch.Tensor], said: list[str]) -> dict[str, torch.Tensor]:
-    """Return gradients as dense tensors; `said` is told which were sparse, as an embedding's are.
+    """Return gradients as dense tensors; `said` gets which were sparse, as an embedding's are.
 
     An optimizer takes one kind and not the other, so the kind is a part of the answer.
     """
@@ -211,7 +211,7 @@ def accumulated(
         outputs: of each call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets.
         place: of the leaf whose gradient is scaled, as by a clipping of its own.
-        shared: is told which of them share memory.
+        shared: which of them share memory is added to it.
     """
     import torch
 
@@ -250,7 +250,7 @@ def differentiated(
         outputs: of the call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets.
         k: how many backwards came before.
-        changes: is told what a backward changed that it was not asked for, and what is sparse.
+        changes: what a backward changed unasked, and what is sparse, is added to it.
     """
     if script.holds_grads:
         return _beside_grads(leaves, outputs, tensors, script.first_place, changes)
@@ -292,7 +292,7 @@ def watched(
     Args:
         given: the incoming gradients, by name.
         model: the module, whose parameters have no `.grad`.
-        changes: is told.
+        changes: what was found is added to it.
     """
     import torch
 

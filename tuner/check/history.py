@@ -21,7 +21,7 @@ from tuner.check.crossing import Action, Dtype, Mode, Script
 from tuner.check.exercise import arguments_of, asked_through, tensors_under
 from tuner.check.handover import GIVEN, edit, edit_all, empty, replace
 from tuner.check.layouts import fitted, laid_out
-from tuner.check.loads import told_of_loads
+from tuner.check.loads import said_of_loads
 from tuner.check.registries import read_elsewhere
 from tuner.check.surroundings import left_by_a_refusal
 from tuner.check.touches import TOUCHES, Touches
@@ -135,37 +135,39 @@ class History:
     def _act(self, action: Action) -> None:
         import torch
 
-        if action in ("train", "eval"):
+        plain: dict[str, Callable[[], object]] = {
+            "copy": lambda: self._go_on_with("deep copy", copy.deepcopy),
+            "pickle": lambda: self._go_on_with("pickled copy", _pickled),
+            "read elsewhere": lambda: self._go_on_with(
+                "saved copy", lambda model: read_elsewhere(model, self.tables)
+            ),
+            "copy inside": lambda: self._go_on_with(
+                "copy in a container", lambda m: copied_inside(m, self.changes)
+            ),
+            "replace module": self._replace_module,
+            "another": self.make_another,
+            "infer": self._infer,
+            "wrap module": lambda: parts.wrap(self.model, self._next),
+            "parametrize": lambda: parts.parametrize(self.model, self._next),
+            "tie": lambda: parts.tie(self.model, self._next),
+            "derive": lambda: parts.derive(self.model),
+            "resize": lambda: parts.resize(self.model, self._next(self._script.paths)),
+            "made anew": self._make_anew,
+            "empty": lambda: empty(self.model),
+        }
+        if action in plain:
+            plain[action]()
+        elif action in ("train", "eval"):
             given = getattr(self.model, action)()
             if given is not self.model:  # `model = model.eval()` is usual
                 self.changes.append(f"{action}() returns {type(given).__name__}, not the module")
-        elif action == "copy":
-            self._go_on_with("deep copy", copy.deepcopy)
-        elif action == "pickle":
-            self._go_on_with("pickled copy", _pickled)
-        elif action == "read elsewhere":
-            self._go_on_with("saved copy", lambda model: read_elsewhere(model, self.tables))
         elif action.startswith("freeze") or action == "thaw":
             self._freeze(action)
-        elif action == "replace module":
-            self._replace_module()
-        elif action == "another":
-            self.make_another()
         elif action == "refused call":
             self.changes += left_by_a_refusal(self.model, fitted(self._arguments(), "too_wide"))
-        elif action == "infer":
-            self._infer()
-        elif action == "wrap module":
-            parts.wrap(self.model, self._next)
-        elif action == "parametrize":
-            parts.parametrize(self.model, self._next)
-        elif action == "tie":
-            parts.tie(self.model, self._next)
         elif action in TOUCHES:
             place = self._script.first_place + self._num_placed
             self._touches.act(action, self.model, self._next, place)
-        elif action == "derive":
-            parts.derive(self.model)
         elif action == "read state":
             self.changes += not_its_own(self.model)
         elif action == "restore":
@@ -174,10 +176,6 @@ class History:
         elif action.startswith("set "):
             _, mode, *whose = action.split()
             parts.set_training(self.model, self._next, "".join(whose), mode == "train")
-        elif action == "resize":
-            parts.resize(self.model, self._next(self._script.paths))
-        elif action == "copy inside":
-            self._go_on_with("copy in a container", lambda m: copied_inside(m, self.changes))
         elif action == "others made":
             with contextlib.suppress(Exception):  # a kernel may be of one size, and say so
                 self.make_others()
@@ -185,15 +183,11 @@ class History:
             self._twin = parts.copied(self.model)
         elif action == "swap":
             self.model, self._twin = self._twin, self.model
-        elif action == "made anew":
-            self._make_anew()
-        elif action == "empty":
-            empty(self.model)
         elif action == "hook":
             put_on(self.model)
             self._is_marked = True
         elif action == "load wrong":
-            self.loads += told_of_loads(self.model)
+            self.loads += said_of_loads(self.model)
         elif action in ("convert", "convert inside", "convert part"):
             if action == "convert inside":
                 converted(torch.nn.Sequential(self.model), self._script.dtype)

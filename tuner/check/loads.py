@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["REFUSED", "told_of_loads"]
+__all__ = ["REFUSED", "said_of_loads"]
 
 REFUSED = "refused"
 
 
-def told_of_loads(model: torch.nn.Module) -> list[str]:
+def said_of_loads(model: torch.nn.Module) -> list[str]:
     """Load what does not fit, with the values that a module has; say what each led to.
 
     Names of single numbers are not reported: batch normalisation adds its own counter where an old
@@ -30,7 +30,7 @@ def told_of_loads(model: torch.nn.Module) -> list[str]:
         cases["another shape"] = {**state, at: state[at].new_zeros((2, *state[at].shape))}
     return [
         f"load_state_dict{'' if is_strict else '(strict=False)'} of {what}: "
-        + _told(model, case, is_strict, {*names})
+        + _said(model, case, is_strict, {*names})
         for what, case in cases.items()
         for is_strict in (True, False)
     ]
@@ -42,7 +42,7 @@ def _one(like: torch.Tensor | None) -> torch.Tensor:
     return torch.zeros(1, device="cpu" if like is None else like.device)
 
 
-def _told(
+def _said(
     model: torch.nn.Module, case: Mapping[str, torch.Tensor], is_strict: bool, names: set[str]
 ) -> str:
     try:

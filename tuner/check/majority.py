@@ -1,4 +1,4 @@
-"""A near miss is asked again in other draws, so that luck with one is no verdict."""
+"""Borderline failures are re-run on fresh inputs, so that luck with one draw is no verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_DRAWS = 5
 
 
 def by_majority(ask: Callable[[int], ProbeResult]) -> ProbeResult:
-    """Ask a probe, and where chance may have decided against the answer ask it in other draws.
+    """Ask a probe, and where chance may have decided against the answer re-run it on fresh inputs.
 
     Twice PyTorch's own error is a limit that depends on PyTorch's luck with a draw, and a check
     asks some forty times: an honest module was beyond the limit in 1 to 2 % of the draws of single

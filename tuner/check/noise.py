@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.exercise import outputs_of
+from tuner.check.exercise import dispatched, outputs_of
 from tuner.check.probe import Probe
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ def noise(keeps_copies: bool = False) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def each_result(look: Callable[[Any, torch.Tensor], None]) -> Iterator[None]:
+def each_result(
+    look: Callable[[Any, torch.Tensor], None],
+) -> contextlib.AbstractContextManager[Any]:
     """Show each operation inside, and each new floating-point tensor it makes; `look` may edit it.
 
     What an operation edits or views is not new.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    def looked_at(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+    def looked_at(func: Any, args: Any, kwargs: Any) -> Any:
+        made = func(*args, **kwargs)
         for y, said in zip(outputs_of(made), func._schema.returns, strict=False):
             is_number = isinstance(y, torch.Tensor) and y.is_floating_point() and not y.is_sparse
             # Zeros of autograd's forward mode have no memory: to read them ends the process.
@@ -91,10 +91,4 @@ def each_result(look: Callable[[Any, torch.Tensor], None]) -> Iterator[None]:
                 look(func, y)
         return made
 
-    words = {
-        "__torch_dispatch__": looked_at,
-        "_should_skip_dynamo": classmethod(lambda cls: False),  # else it imports all of dynamo
-    }
-    watcher: Any = type("Watcher", (TorchDispatchMode,), words)
-    with watcher():
-        yield
+    return dispatched(looked_at)

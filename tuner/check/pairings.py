@@ -90,9 +90,9 @@ def _drawn(number: int, ask: Asker) -> Probe:
         str(fields["mode"]), "" if rows is None else f"{rows} rows", values, layout,
         *(action for actions in history for action in actions), "gradients" * has_gradients,
     ]  # fmt: skip
-    told = ", ".join(what for what in met if what and what != "contiguous")
+    said = ", ".join(what for what in met if what and what != "contiguous")
     may_refuse = layout != "contiguous" or any(a in (*TENSORS, "pickle") for (a,) in history)
-    return ask.probe(f"drawn {number}: {told}", "drawn", is_extra=may_refuse, **fields)
+    return ask.probe(f"drawn {number}: {said}", "drawn", is_extra=may_refuse, **fields)
 
 
 def _rows(ask: Asker, one: Callable[[Sequence[Any]], Any]) -> int | None:

@@ -35,7 +35,7 @@ def settings() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "number of threads": torch.get_num_threads(),
-        "matmul precision": _told(torch.get_float32_matmul_precision),
+        "matmul precision": _said(torch.get_float32_matmul_precision),
         "denormal numbers": "lost" if tiny.mul(1.0) == 0 else "kept",
         "cuDNN": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
         "oneDNN": torch._C._get_mkldnn_enabled(),
@@ -61,7 +61,7 @@ def _short(*state: Any) -> str:
     return f"{zlib.crc32(b''.join(parts)):08x}"
 
 
-def _told(setting: Callable[[], Any]) -> Any:
+def _said(setting: Callable[[], Any]) -> Any:
     """Return a setting, or why PyTorch does not tell it: some of its parts contradict others."""
     try:
         return setting()

@@ -60,8 +60,8 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         return _result(expected, *_judge_beyond(expected, answer, accuracy))
     reason = judge_form(expected, answer)
     if reason:
-        told = _told(probe, reason, has_hint=_asks_shape(probe))
-        return ProbeResult(probe.name, math.inf, math.inf, *_baseline_of(expected), False, told)
+        said = _said(probe, reason, has_hint=_asks_shape(probe))
+        return ProbeResult(probe.name, math.inf, math.inf, *_baseline_of(expected), False, said)
     errors = {
         # A poisoned buffer may be NaN or infinite: that depends on how sums are merged.
         name: compare(
@@ -101,7 +101,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     is_rounding = bool(values) and not behaviour and not is_exact and _is_rounding(errors)
     return ProbeResult(
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
-        _told(
+        _said(
             probe, reason, is_rounding, has_hint=not behaviour or probe.asks_behaviour,
             is_gradient=bool(of_gradient),
         ),
@@ -148,7 +148,7 @@ def _undone(expected: Expected, answer: Answer) -> str:
     return f"{expected.probe.name}: {_shortened(answer.report.refusals[0])}"
 
 
-def _told(
+def _said(
     probe: Probe,
     reason: str,
     is_rounding: bool = False,
@@ -193,12 +193,12 @@ def _result(
     """
     probe = expected.probe
     is_backward = expected.probe.gradients and "raised in gradients" in reason
-    told = _told(
+    said = _said(
         probe, reason, has_hint=(_asks_shape(probe) or not has_raised) and not is_backward
     )
     if difference:
         difference = f"{probe.name}: {difference}"
-    return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, not reason, told, difference=difference)
+    return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, not reason, said, difference=difference)
 
 
 def _asks_shape(probe: Probe) -> bool:
@@ -311,8 +311,8 @@ def _judge_values(
         limits = all_limits[name]
         if not limits.accepts(error):
             where = offence(expected, answer, name, error, limits, accuracy)
-            told = diagnosis(expected, answer, name, error)
-            return where + (f"; {told}" if told else "")
+            said = diagnosis(expected, answer, name, error)
+            return where + (f"; {said}" if said else "")
     return ""
 
 

@@ -137,11 +137,11 @@ class Asking:
             if not (self._lends and is_full and self._halved(probe)):
                 break
         held, free = (freed[name] / 2**30 for name in ("held_bytes", "free_bytes"))
-        told = (
+        said = (
             f"{result.reason}; memory ran out again after the judge had freed what it could: it "
             f"holds {held:.1f} GiB, {free:.1f} GiB are free. No wrong answer, but not one either"
         )
-        return replace(result, reason=told)
+        return replace(result, reason=said)
 
     def free(self) -> Reply:
         """Let both processes free what they can; return what the judge holds, and what is free."""
@@ -163,9 +163,9 @@ def shrunk(probes: Sequence[Probe], fewer_rows: Mapping[str, int]) -> list[str]:
     fewer = {p.name: fewer_rows[p.name] for p in probes if p.name in fewer_rows}
     if not fewer:
         return []
-    told = ", ".join(f"{name} ({rows})" for name, rows in fewer.items())
+    said = ", ".join(f"{name} ({rows})" for name, rows in fewer.items())
     count = "1 probe" if len(fewer) == 1 else f"{len(fewer)} probes"
-    return [f"memory ran out for {count}, asked again with fewer rows: {told}"]
+    return [f"memory ran out for {count}, asked again with fewer rows: {said}"]
 
 
 def lacks_memory(result: ProbeResult) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import importlib
 import os
 import resource
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.evaluate.channel import Blob, Channel, Closed
+from tuner.machine.forkserver import die_with
 
 __all__ = ["Answer", "Fault", "Job", "serve"]
 
@@ -99,19 +99,10 @@ def _with_both_ends(trace: str) -> str:
     return trace[:half] + left_out + trace[-half:]
 
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_PR_SET_CHILD_SUBREAPER = 36
-
-
 def _settle(parent_pid: int) -> None:
     """Tie this process to its parent, the fork server, which dies with the tuner."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
-    # Orphans of the job become our children, so that the parent finds them when it kills us.
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    die_with(parent_pid)  # orphans of the job become ours: found by whoever kills us
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a search may crash a hundred times
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_DIE))

@@ -79,7 +79,7 @@ class Fit:
         import torch
 
         try:
-            with self._told("running it"):
+            with self._said("running it"):
                 module = module_of(self.text, str(self.file))
         except SyntaxError as error:
             raise TemplateError(
@@ -158,7 +158,7 @@ class Fit:
         arguments = self.problem.init_inputs(0)
         listed = ", ".join(map(described, arguments))
         place = self._place_of(module["ModelNew"])
-        with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
+        with self._said(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
             model = self._constructed(module["ModelNew"], arguments)
             mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
         reference = self.problem.model_without_memory()
@@ -202,7 +202,7 @@ class Fit:
         for has_gradients in (False, True):  # one without them is called in the first alone
             try:
                 with (
-                    self._told("ModelNew.forward", self._inputs(inputs), passing=_Seen),
+                    self._said("ModelNew.forward", self._inputs(inputs), passing=_Seen),
                     torch.set_grad_enabled(has_gradients),
                     without_reference(module),
                 ):
@@ -291,7 +291,7 @@ class Fit:
                 value.requires_grad_()
         module |= {**self._absent(), "fused_op": differentiable(stand_in, module)}
         try:
-            with self._told("ModelNew.forward", self._inputs(inputs)), without_reference(module):
+            with self._said("ModelNew.forward", self._inputs(inputs)), without_reference(module):
                 result = model(*inputs)
         except TookReference:  # where gradients are wanted: no formula of ours goes back there
             return
@@ -332,14 +332,14 @@ class Fit:
         spared = (torch.linalg.LinAlgError, ValueError, ArithmeticError, AssertionError)
         with (
             contextlib.suppress(*spared),
-            self._told("backward", fallback=self._place_of(backward), passing=spared),
+            self._said("backward", fallback=self._place_of(backward), passing=spared),
         ):
             torch.autograd.backward(outputs, gradients)
 
     # ---- words --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _told(
+    def _said(
         self,
         what: str,
         got: str = "",

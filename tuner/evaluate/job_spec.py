@@ -81,12 +81,12 @@ class JobSpec:
             device,
             acc.label,
             family.name,
-            json.dumps([json.loads(to_json(a)) for a in family.arguments]),
+            json.dumps([json.loads(to_json(a)) for a in family.call.arguments]),
             family.model_new,
             impossible_us,
             {n: 0 if r is None else int(r.evaluate(facts or {})) for n, r in rows.items()},
             str(family.model_file),
-            json.dumps([json.loads(to_json(output)) for output in family.outputs]),
+            json.dumps([json.loads(to_json(output)) for output in family.call.outputs]),
             mode,
         )
 

@@ -169,11 +169,9 @@ class _Child:
         `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
         problem = load_problem(Path(path), {} if batch is None else {ROWS: batch}, mode)
-        graph = capture(problem, with_sizes=False)
+        graph = capture(problem)
         try:
-            other = capture(
-                problem, mode="eval" if graph.is_training else "train", with_sizes=False
-            ).key
+            other = capture(problem, mode="eval" if graph.is_training else "train").key
         except CaptureError:
             other = ""
         has_modes = graph.key != other

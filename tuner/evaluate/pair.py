@@ -80,7 +80,7 @@ class Pair:
 
     def taken(self) -> Taken:
         """Return at which numbers of rows the contender says that it takes which kernels."""
-        found = self._told("rows_taken")
+        found = self._reported("rows_taken")
         return Taken(found.get("rows", {}), found.get("kernels", {}))
 
     def takes_all_rows(self, kernel: int | None = None) -> bool:
@@ -90,10 +90,10 @@ class Pair:
         """
         if not (self._judge.is_alive and self._producer.is_alive):
             return False
-        self._told("take_all_rows", kernel=kernel)
+        self._reported("take_all_rows", kernel=kernel)
         return True
 
-    def _told(self, job: str, **payload: Any) -> dict[str, Any]:
+    def _reported(self, job: str, **payload: Any) -> dict[str, Any]:
         try:
             return self._producer.call(job, payload, timeout_s=self._most_s).data
         except (WorkerCrashed, WorkerTimeout, JobFailed):

@@ -32,6 +32,7 @@ import psutil
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Channel
 from tuner.machine.forkserver import MARKER, Process, start_process
+from tuner.machine.host import cgroup_folders
 
 __all__ = [
     "KILL_WAIT_S",
@@ -60,7 +61,7 @@ class Child:
         self.was_killed = False  # we killed it; its death is no crash
         self.kill_reason = "killed on request"  # why, if we did
         self._tail = bytearray()
-        self._is_buried = False  # the pid and the descriptor may be somebody else's by now
+        self._is_reaped = False  # the pid and the descriptor may be somebody else's by now
         self._reap_lock = threading.Lock()
         sock, theirs = socket.socketpair()
         self._output, output = os.pipe()
@@ -131,7 +132,7 @@ class Child:
         """Whether it is dead; only the thread that may reap it may also wait."""
         if wait_s == 0:
             with self._reap_lock:
-                return self._is_buried or self._process.has_exited()
+                return self._is_reaped or self._process.has_exited()
         return self._process.has_exited(wait_s)
 
     @property
@@ -150,14 +151,14 @@ class Child:
     def kill(self) -> None:
         """Kill it and all that it started, from any thread; `reap` must follow."""
         with self._reap_lock:
-            if not self._is_buried:
+            if not self._is_reaped:
                 self.was_killed = True
                 kill_tree(self.pid, self.marker)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it started in its process group."""
         with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if not self._is_buried:
+            if not self._is_reaped:
                 os.killpg(self.pid, number)
 
     def reap(self) -> int:
@@ -167,7 +168,7 @@ class Child:
             raise WorkerError(f"process {self.pid} cannot be killed; is the driver stuck?")
         self._thread.join()
         with self._reap_lock:
-            self._is_buried = True
+            self._is_reaped = True
             code = self._process.reap()
             self.channel.sock.close()
         return code
@@ -179,7 +180,7 @@ class Child:
 def available_bytes() -> int:
     """Return what a process can still allocate without swapping, in this machine or container."""
     left = psutil.virtual_memory().available
-    for limit, used, statistics in _control_groups():
+    for limit, used, statistics in _memory_groups():
         with contextlib.suppress(OSError, ValueError):  # "max", or a file that is not there
             bound = int(limit.read_text())
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics.read_text(), re.M)
@@ -188,26 +189,18 @@ def available_bytes() -> int:
 
 
 @functools.cache
-def _control_groups() -> tuple[tuple[Path, Path, Path], ...]:
+def _memory_groups() -> tuple[tuple[Path, Path, Path], ...]:
     """Return limit, use and statistics of each memory group around us that sets a limit."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            is_old = "memory" in controllers.split(",")
-            if controllers and not is_old:
-                continue
-            root = Path("/sys/fs/cgroup/memory" if is_old else "/sys/fs/cgroup")
-            files = (
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-                if is_old
-                else ("memory.max", "memory.current", "memory.stat")
-            )
-            here = root / name.lstrip("/")
-            for folder in (here, *here.parents):
-                if folder.is_relative_to(root) and (folder / files[0]).is_file():
-                    found.append((folder / files[0], folder / files[1], folder / files[2]))
-    return tuple(found)
+    names = (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    return tuple(
+        (folder / limit, folder / used, folder / "memory.stat")
+        for folder in cgroup_folders("memory")
+        for limit, used in names
+        if (folder / limit).is_file()
+    )
 
 
 def _resident_bytes(pid: int) -> int:

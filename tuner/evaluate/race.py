@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tuner.evaluate.measure import ratio_interval
+from tuner.intervals import rounds_of, speedup_of, with_figures
 from tuner.problem.draws import ORDINARY
-from tuner.trial import Check, Compiled, Finalist, Interval
+from tuner.trial import Check, Compiled, Finalist
 
 __all__ = ["Race", "compared_with_compiled", "finalist"]
 
@@ -38,7 +38,7 @@ class Race:
     falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
 
     def __getitem__(self, lane: int) -> list[list[float]]:
-        return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
+        return rounds_of(self.bursts[lane])
 
     def __len__(self) -> int:
         return len(self.bursts)
@@ -75,27 +75,22 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
     """
     if race is None:
         return Finalist(number, check, error=check.reason)
-    own, elsewhere, steps = race[lane], race.elsewhere, race.steps
-    baseline = race[0][: len(own)]
-    rounds = [value for process in own for value in process]
-    latency_us = statistics.median(rounds)
-    spread = statistics.median(abs(value - latency_us) for value in rounds)
-    return Finalist(
+    own, elsewhere, steps = race.bursts[lane], race.elsewhere, race.steps
+    entry = Finalist(
         number,
         check,
-        _ratio(baseline, own),
-        latency_us,
-        statistics.median(value for process in baseline for value in process),
-        1.4826 * spread / latency_us,
-        samples_us=_frozen(race.bursts[lane]),
+        samples_us=_frozen(own),
         baseline_samples_us=_frozen(race.bursts[0][: len(own)]),
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
-        elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
+        elsewhere=None if elsewhere is None else speedup_of(elsewhere[0], elsewhere[lane]),
         elsewhere_on=race.elsewhere_on,
-        step=_ratio(steps[0], steps[lane]) if steps is not None and steps.bursts[lane] else None,
+        step=speedup_of(steps[0], steps[lane])
+        if steps is not None and steps.bursts[lane]
+        else None,
         step_failure="" if steps is None else steps.failure,
     )
+    return with_figures(entry)
 
 
 def compared_with_compiled(mode: str, race: Race) -> Compiled:
@@ -103,15 +98,10 @@ def compared_with_compiled(mode: str, race: Race) -> Compiled:
     baseline, own, compiled = race
     return Compiled(
         mode,
-        interval=_ratio(baseline, compiled),
-        ours=_ratio(compiled, own),
+        interval=speedup_of(baseline, compiled),
+        ours=speedup_of(compiled, own),
         latency_us=statistics.median(value for process in compiled for value in process),
     )
-
-
-def _ratio(slow: list[list[float]], fast: list[list[float]]) -> Interval:
-    """Return the interval of slow / fast of two lanes, [process][round] in us."""
-    return ratio_interval([list(zip(s, f, strict=True)) for s, f in zip(slow, fast, strict=True)])
 
 
 def _frozen(lane: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:

@@ -189,12 +189,12 @@ class Racer:
         asked_now: Sequence[bool],
     ) -> None:
         """Raise where times that were reported in the last set cannot be true."""
-        told_us = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
+        reported_us = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
         for place, contender in enumerate(active, 1):
-            refusal = too_fast(told_us[place], self._spec.impossible_us)
+            refusal = too_fast(reported_us[place], self._spec.impossible_us)
             if not refusal and asked_now[place - 1] and not contender.is_ours:
                 is_bound_here = "file" not in contender.load
-                refusal = self._clock.refusal(racers, told_us, place, is_bound_here)
+                refusal = self._clock.refusal(racers, reported_us, place, is_bound_here)
             _raise_if(contender, refusal)
 
     def _race_steps(self, race: Race, racers: Sequence[Worker], lanes: Sequence[int]) -> None:

@@ -202,7 +202,7 @@ class Runner:
                     self.time_baseline()
                 self._num_since_anchor += 1
                 data = self._screened(payload)
-            if self._is_doubtful(data.get("measurement"), best_us):
+            if self._is_borderline(data.get("measurement"), best_us):
                 with self._paused():
                     self.time_baseline()
                     data = self._screened(payload)
@@ -230,7 +230,7 @@ class Runner:
             measurement = replace(measurement, anchor_us=self.baseline.latency_us)
         return Outcome(Status.CORRECT, "", build, check, measurement, seconds)
 
-    def _is_doubtful(self, measurement: Mapping[str, Any] | None, best_us: float | None) -> bool:
+    def _is_borderline(self, measurement: Mapping[str, Any] | None, best_us: float | None) -> bool:
         """Whether a time is taken again, beside idle builders and next to the baseline's.
 
         On a GPU it scatters as only the host's other work makes it. On a CPU it is so much better

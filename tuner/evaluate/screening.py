@@ -97,7 +97,7 @@ class Screening:
                 result = self._oracle.verdict(expected, answer)
                 has_raised = bool(answer.report.error) and not expected.error
                 del expected, answer  # before others are drawn
-                results.append(self._in_other_draws(make, probe, result))
+                results.append(self._on_fresh_inputs(make, probe, result))
                 if not results[-1].is_accepted:
                     break
                 has_raised = False
@@ -114,7 +114,7 @@ class Screening:
             self._kept[probe] = found
         return found
 
-    def _in_other_draws(
+    def _on_fresh_inputs(
         self, make: Callable[[], torch.nn.Module], probe: Probe, first: ProbeResult
     ) -> ProbeResult:
         """Let a near miss not be decided by the one draw that screens all candidates."""

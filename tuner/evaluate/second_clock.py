@@ -31,7 +31,11 @@ class SecondClock:
         self._calls, self._is_gpu = calls, is_gpu
 
     def refusal(
-        self, racers: Sequence[Worker], told_us: Sequence[float], lane: int, is_bound_here: bool
+        self,
+        racers: Sequence[Worker],
+        reported_us: Sequence[float],
+        lane: int,
+        is_bound_here: bool,
     ) -> str:
         """Return why the times that a contender reported cannot be true.
 
@@ -40,7 +44,7 @@ class SecondClock:
 
         Args:
             racers: all processes of this set, the baseline's first.
-            told_us: the median that each of them reported in the race.
+            reported_us: the median that each of them reported in the race.
             lane: which of them is the contender's.
             is_bound_here: whether its launches are our own binding's, in Python.
         """
@@ -48,11 +52,11 @@ class SecondClock:
         allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
         for attempt in range(CROSS_CHECKS):
             time.sleep(attempt * CROSS_CHECK_S)  # what else runs is over at some time
-            slowdown = self._wall_us(racers[0], told_us[0]) / told_us[0]
+            slowdown = self._wall_us(racers[0], reported_us[0]) / reported_us[0]
             before = statistics.median(self._samples_us(racers[lane]))
-            wall_us = self._wall_us(racers[lane], told_us[lane])
+            wall_us = self._wall_us(racers[lane], reported_us[lane])
             after = statistics.median(self._samples_us(racers[lane]))
-            slowest = max(told_us[lane], before, after)
+            slowest = max(reported_us[lane], before, after)
             refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
             if not refusal:
                 break

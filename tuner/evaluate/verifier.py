@@ -203,8 +203,8 @@ class Verifier:
             ready = pool.submit(self.prepare, num_pairs)
             producers = producers[:num_pairs]
             for place, producer in enumerate(producers):  # the first may build for the others
-                told = [] if place else notes
-                refusal = loaded(producer, self._spec, contender, self._about, most_s, told)
+                noted = [] if place else notes
+                refusal = loaded(producer, self._spec, contender, self._about, most_s, noted)
                 refusal = refusal or self._files.edited(contender)
                 if refusal:
                     return [], refusal

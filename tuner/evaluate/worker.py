@@ -354,7 +354,7 @@ class Worker:
         child = self._child
         if child is not None and not child.has_exited():
             child.kill()
-        if self._lock.acquire(blocking=False):  # else the call in flight buries it
+        if self._lock.acquire(blocking=False):  # else the call in flight reaps it
             try:
                 if self._child is not None:
                     self._reap()
@@ -372,5 +372,5 @@ class Worker:
             child.has_exited(EXIT_WAIT_S)
             self._lock.release()
         self.kill()
-        if self._lock.acquire(timeout=KILL_WAIT_S):  # by then a call in flight has buried it
+        if self._lock.acquire(timeout=KILL_WAIT_S):  # by then a call in flight has reaped it
             self._lock.release()

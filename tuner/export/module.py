@@ -21,6 +21,7 @@ from tuner.kernel.family import Family
 from tuner.kernel.python_calls import size_lines
 from tuner.machine.platforms import platform_of
 from tuner.plans import Plan
+from tuner.problem.overrides import Overrides
 from tuner.trial import Candidate, content_key
 
 __all__ = ["OLDEST_TORCH", "UNVERIFIED", "VERIFIED", "export_text", "fallback_text"]
@@ -111,10 +112,10 @@ def fallback_text(
         standing: as for `export_text`.
         has_from_module: whether ModelNew has that method, as operators derived from a module do.
     """
-    title = f"{family.title}: PyTorch's own modules, since no kernel was faster"
+    title = f"{family.op.title}: PyTorch's own modules, since no kernel was faster"
     lines = [f"{title}; {standing}", "", *provenance]
     head = "\n".join(f"# {escape(line)}".rstrip() for line in lines)
-    body = ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.parse(reference))))
+    body = ast.unparse(ast.fix_missing_locations(Overrides(sizes).visit(ast.parse(reference))))
     end = "ModelNew = Model\n"
     if has_from_module:
         end = f"from typing import Any\n\n\n{inspect.getsource(made_from)}\n\n{_FROM_MODULE}"
@@ -141,9 +142,9 @@ def _header(
     family: Family, candidates: Sequence[Candidate], provenance: Sequence[str], standing: str
 ) -> str:
     lines = [
-        f"{family.title}: ModelNew by tuner, {standing}",
+        f"{family.op.title}: ModelNew by tuner, {standing}",
         "",
-        "Replaces: " + ", ".join(family.replaces),
+        "Replaces: " + ", ".join(family.op.replaces),
     ]
     for number, candidate in enumerate(candidates, 1):
         params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
@@ -294,26 +295,4 @@ def _inputs(reference: str, sizes: Mapping[str, int]) -> str:
         is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
         if not (is_docstring or is_model or is_future):
             kept.append(node)
-    return ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.Module(kept, []))))
-
-
-class _Sizes(ast.NodeTransformer):
-    """Give each module-level name its size, wherever the file assigns it."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.sizes = sizes
-
-    def _leave(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
-
-    def _assign(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.stmt]:
-        stored = [n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
-        names = [n.id for n in stored if isinstance(n, ast.Name) and n.id in self.sizes]
-        if len(stored) == 1 and names and not isinstance(node, ast.AugAssign):
-            node.value = ast.Constant(self.sizes[names[0]])
-            return [node]
-        return [node, *(ast.parse(f"{name} = {self.sizes[name]}").body[0] for name in names)]
-
-    visit_Assign = visit_AnnAssign = visit_AugAssign = _assign
+    return ast.unparse(ast.fix_missing_locations(Overrides(sizes).visit(ast.Module(kept, []))))

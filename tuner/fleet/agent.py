@@ -47,7 +47,7 @@ class Agent:
     Args:
         device: its name.
         serve: returns a service that is then given the job `open`.
-        send: takes what is to be told to a parent, and the epoch of that one; from any thread.
+        send: takes what is reported to a parent, and the epoch of that one; from any thread.
         num_slots: how many jobs run at a time, each in a thread of its own.
     """
 
@@ -81,7 +81,7 @@ class Agent:
             self._jobs.append(job)
             self._change.notify_all()
         if before not in ("", job.epoch):
-            self._send(Lost(self.device, "another run, or a later sitting, took it"), before)
+            self._send(Lost(self.device, "another run, or a later session, took it"), before)
         if service is not None:
             service.close()
 
@@ -129,7 +129,7 @@ class Agent:
                     self._tell(job, Lost(self.device, str(error)))
                     continue
                 failure = Failure("WorkerError", str(error))
-            except Exception as error:  # told to the parent, which knows what to do about it
+            except Exception as error:  # reported to the parent, which knows what to do about it
                 failure = Failure(type(error).__name__, str(error))
             self._tell(
                 job,
@@ -139,7 +139,7 @@ class Agent:
     def _done(self, job: Job) -> dict[str, Any]:
         with self._change:
             if job.epoch != self._epoch:
-                raise Refused(f"{self.device} works for another run, or for a later sitting")
+                raise Refused(f"{self.device} works for another run, or for a later session")
             if job.name == OPEN:
                 self._service = self._serve(self.device)
             service = self._service

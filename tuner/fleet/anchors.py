@@ -1,9 +1,9 @@
 """Times of the baseline on each of several devices, by which their candidates' times compare.
 
 Each device's is timed alone, then on all together, and again between candidates. A candidate's
-time is told as the leading device would take it: by the ratio of both baselines. On a busy machine
-a baseline was seen to take five times as long, once; so it is the median of a device's last three,
-and the ratio goes no further than what devices may differ by.
+time is reported as the leading device would take it: by the ratio of both baselines. On a busy
+machine a baseline was seen to take five times as long, once; so it is the median of a device's
+last three, and the ratio goes no further than what devices may differ by.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Anchors:
         with self._lock:
             if name not in self.alone_us:
                 return None
-            if anchor_us != self._last_us[name][-1]:  # it is told with each candidate
+            if anchor_us != self._last_us[name][-1]:  # it is reported with each candidate
                 self._last_us[name].append(anchor_us)
             others = [self._change(o) for o in self.alone_us if o != name and o in among]
             if not others:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tuner.at_work import AtWork
 from tuner.errors import DeviceError
-from tuner.fleet.compiling import told_of
+from tuner.fleet.compiling import reported_of
 from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet
 from tuner.kernel.toolchain import Toolchain
@@ -54,7 +54,7 @@ class FleetBuilders:
     ) -> None:
         self._languages = list(languages)
         self._limit_s = timeout_s + MARGIN_S
-        self._ours = told_of(toolchain, [str(name) for name in languages])
+        self._ours = reported_of(toolchain, [str(name) for name in languages])
         self._held: dict[str, str] = {}  # who has a build, by its key
         self._known: set[str] = set()  # hosts that were opened
         self._num_begun = 0

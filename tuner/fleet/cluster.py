@@ -32,7 +32,7 @@ __all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
 
 BUILDERS = "tuner-builders"  # a resource of Dask's workers: those that lend builders have it
 LOOK_EVERY_S = 0.2  # whether a fleet was closed, while a file is fetched
-LEAVE_S = 2.0  # for agents that are told that the work is over
+LEAVE_S = 2.0  # for agents to hear that the work is over
 LOCAL = "127.0.0.1:0"  # of the HTTP servers that Dask insists on; nothing is served there
 NUM_EVENTS_KEPT = 100  # of each topic on the scheduler: they were sent when they came
 
@@ -230,7 +230,7 @@ class _ClusterFleet:
                 raise DeviceError(not_there(address, certificate, error)) from error
         self._topic = f"tuner-{self._client.id}"
         self._client.subscribe_topic("all", self._changed)
-        self._client.subscribe_topic(self._topic, self._told)
+        self._client.subscribe_topic(self._topic, self._reported)
         end_s = time.monotonic() + CONNECT_S
         while not self._is_heard.wait(0.05):  # until events come: none may be missed
             if time.monotonic() > end_s:
@@ -243,7 +243,7 @@ class _ClusterFleet:
 
     # ---- what happens, in the client's thread ------------------------------------------------
 
-    def _told(self, event: tuple[float, Any]) -> None:
+    def _reported(self, event: tuple[float, Any]) -> None:
         self._is_heard.set()
         try:
             self._events.put(event_from(event[1]))

@@ -21,10 +21,10 @@ from tuner.kernel.cache import keys_of, load
 from tuner.kernel.toolchain import Toolchain
 from tuner.trial import Candidate, from_json, to_json
 
-__all__ = ["Compiling", "told_of"]
+__all__ = ["Compiling", "reported_of"]
 
 
-def told_of(toolchain: Toolchain, languages: list[str]) -> dict[str, Any]:
+def reported_of(toolchain: Toolchain, languages: list[str]) -> dict[str, Any]:
     """Return what two hosts must have in common to compile the same, JSON-able."""
     return {
         "compilers": [text for path, text in toolchain.versions],
@@ -73,8 +73,8 @@ class Compiling:
             raise WorkerError(f"nothing can be built: {error}") from error
         is_final = load(self._builder.cache_dir / build.key) is not None
         artefact = Path(build.artefact).name if build.artefact is not None else None
-        told = replace(build, artefact=artefact, log=Path(build.log).name)
-        return {"build": json.loads(to_json(told)), "is_final": is_final, "files": digests}
+        reported = replace(build, artefact=artefact, log=Path(build.log).name)
+        return {"build": json.loads(to_json(reported)), "is_final": is_final, "files": digests}
 
     def close(self) -> None:
         """End the compilers."""
@@ -93,4 +93,4 @@ class Compiling:
         )
         if self._is_closed:  # meanwhile
             self._builder.close()
-        return {**told_of(toolchain, languages), "keys": keys_of(self._cache_dir)}
+        return {**reported_of(toolchain, languages), "keys": keys_of(self._cache_dir)}

@@ -213,8 +213,8 @@ class FleetDevices:
 
 def _other(there: Mapping[str, Any], ours: Mapping[str, Any], whats: Sequence[str]) -> str:
     """Say in what two devices differ, as far as both are known; nothing where in none."""
-    untold = (None, UNKNOWN)
-    known = [w for w in whats if there.get(w) not in untold and ours.get(w) not in untold]
+    unreported = (None, UNKNOWN)
+    known = [w for w in whats if there.get(w) not in unreported and ours.get(w) not in unreported]
     other = [w for w in known if there[w] != ours[w]]
     return ", ".join(f"{w} {there[w]} instead of {ours[w]}" for w in other)
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -360,11 +360,8 @@ class Dispatch:
                 self._hand(task, min(free)[1])
 
     def _hand(self, task: _Task, name: str) -> None:
-        device, job = self._devices[name], task.job
-        task.job = Job(
-            job.run, job.epoch, job.number, job.attempt + 1, name, job.name, job.payload,
-            job.files, job.limit_s,
-        )  # fmt: skip
+        device = self._devices[name]
+        task.job = replace(task.job, attempt=task.job.attempt + 1, device=name)
         task.since_s = 0.0
         device.tasks.append(task)
         device.note_begun()

@@ -30,7 +30,7 @@ class Job:
 
     Attributes:
         run: name of the run.
-        epoch: of the parent that asks, drawn anew for each sitting.
+        epoch: of the parent that asks, drawn anew for each session.
         number: of the job, in this epoch.
         attempt: from 1 on; another one begins where the one before is given up.
         device: which is to do it.

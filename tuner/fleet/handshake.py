@@ -13,15 +13,6 @@ __all__ = ["CONNECT_S", "knock", "not_there"]
 CONNECT_S = 20.0
 
 
-def _checked(address: str) -> str:
-    if not address.startswith("tls://"):
-        raise InputError(
-            f"{address}: not an address of a cluster\n"
-            "  expected: tls://HOST:PORT, as `tune cluster start` prints it"
-        )
-    return address
-
-
 def knock(address: str, certificate: Path) -> None:
     """Shake hands with a scheduler once, so that a refusal is known at once, with its reason.
 
@@ -29,7 +20,12 @@ def knock(address: str, certificate: Path) -> None:
         InputError: the address is none.
         DeviceError: nobody is there, or one of both does not take the other's certificate.
     """
-    host, _, port = _checked(address).removeprefix("tls://").rpartition(":")
+    if not address.startswith("tls://"):
+        raise InputError(
+            f"{address}: not an address of a cluster\n"
+            "  expected: tls://HOST:PORT, as `tune cluster start` prints it"
+        )
+    host, _, port = address.removeprefix("tls://").rpartition(":")
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=certificate)
         context.check_hostname = False  # an authority of one cluster signs for that one alone

@@ -37,7 +37,7 @@ class _OutputHead(_Strict):
 class CallHead(_Strict):
     """What `op.yaml` says of an extra operator.
 
-    `rows` is a batch at which `model_new.py` makes it in eval mode, for the proof to ask with.
+    `rows` is a batch at which `model_new.py` makes it in eval mode, for the check to ask with.
     """
 
     arguments: tuple[_ArgumentHead, ...]

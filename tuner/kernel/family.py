@@ -41,21 +41,13 @@ def known_reference(sha256: str) -> Path | None:
 class Family:
     """An operator: its call, its reference, and the templates that could replace it.
 
-    `extra` are the operators that its templates may offer besides, by name, and `extra_sizes` the
-    sizes that these have beside the operator's own, as a compiler ahead of time takes them;
-    `arithmetic` is the fastest that a kernel may use, by accuracy class.
+    `op` is what `op.yaml` says of it; `extra` are the calls that its templates may offer besides,
+    by name.
     """
 
-    name: str
-    title: str
-    function: str
-    replaces: tuple[str, ...]
-    sizes: Mapping[str, int]
-    arguments: tuple[Argument, ...]
-    outputs: tuple[Tensor, ...]
+    op: OpFile
+    call: Signature
     extra: Mapping[str, Signature]
-    extra_sizes: Mapping[str, int]
-    arithmetic: Mapping[str, str]
     flops: Expression
     bytes: Expression
     reference: Path
@@ -63,6 +55,11 @@ class Family:
     model_file: Path
     templates: Mapping[str, Template]
     roots: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """The operator's name, which is its folder's."""
+        return self.op.name
 
     def render(self, params: Params, facts: Mapping[str, Value] | None = None) -> Candidate:
         """Render the template that `params["template"]` names.
@@ -85,9 +82,7 @@ class Family:
             params=dict(params),
             language=head.language,
             source=template.text(filled, self.name, self.roots),
-            plan=template.plan(
-                Signature(self.function, self.arguments, self.outputs), self.extra, constants
-            ),
+            plan=template.plan(self.call, self.extra, constants),
             optimisations=tuple(
                 line.text for line in head.optimisations if template.holds(line.when, constants)
             ),
@@ -227,18 +222,10 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
                 )
     if not templates:
         raise TemplateError(f"{homes[0]}: no template (*.cu.j2, *.cpp.j2, *.triton.py.j2)")
-    own = _signature(op.function, op)
     return Family(
-        name=name,
-        title=op.title,
-        function=op.function,
-        replaces=op.replaces,
-        sizes=op.sizes,
-        arguments=own.arguments,
-        outputs=own.outputs,
+        op=op,
+        call=_signature(op.function, op),
         extra={n: _further(f"{op.function}_{n}", call) for n, call in op.extra.items()},
-        extra_sizes=op.extra_sizes,
-        arithmetic=op.arithmetic,
         flops=Expression.parse(op.flops),
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],

@@ -62,8 +62,7 @@ def places_of(
         One place a line; empty where the marks change what is rendered, as in a text that
         measures parts of itself.
     """
-    environment = environment_of(roots)
-    environment.add_extension(_Marked)
+    environment = environment_of(tuple(roots)).overlay(extensions=[_Marked])
     files: list[str] = []
     environment.extend(marked_files=files)
     try:

@@ -16,7 +16,6 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
-from jinja2.bccache import Bucket
 
 from tuner.errors import TemplateError, did_you_mean
 
@@ -38,7 +37,7 @@ def free_variables(path: Path, body: str, roots: Sequence[Path]) -> dict[str, st
         TemplateError: a text is not Jinja2, or what it includes is not there.
     """
     try:
-        return _undeclared(environment_of(roots), path, body, frozenset(), set())
+        return _undeclared(environment_of(tuple(roots)), path, body, frozenset(), set())
     except jinja2.TemplateSyntaxError as error:
         place = error.filename or str(path)
         raise TemplateError(f"{place}:{error.lineno}: {error.message}") from error
@@ -50,33 +49,13 @@ def rendered(path: Path, body: str, roots: Sequence[Path], variables: Mapping[st
     Raises:
         TemplateError: also whatever the text does wrong while it renders.
     """
-    environment = environment_of(roots)
-    environment.bytecode_cache = _COMPILED
+    environment = environment_of(tuple(roots))
     try:
         code = _compiled(body, str(path))
         text = jinja2.Template.from_code(environment, code, dict(environment.globals))
         return text.render(variables).lstrip("\n")
     except Exception as error:  # the text may also divide by zero, include itself, ...
         raise _render_error(path, roots, error) from error
-
-
-class _Compiled(jinja2.BytecodeCache):
-    """What included texts were compiled to, while they are the same: half of rendering."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, tuple[str, CodeType]] = {}
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        checksum, code = self._codes.get(bucket.key, ("", None))
-        if checksum == bucket.checksum:
-            bucket.code = code
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        if bucket.code is not None:
-            self._codes[bucket.key] = bucket.checksum, bucket.code
-
-
-_COMPILED = _Compiled()
 
 
 @functools.lru_cache(64)
@@ -141,8 +120,12 @@ def _words_of(
     return uses, frozenset(w.name for w in words if w.ctx != "load"), includes
 
 
-def environment_of(roots: Sequence[Path]) -> jinja2.Environment:
-    """Return what reads templates: sandboxed and strict; lines of tags alone leave none."""
+@functools.lru_cache(16)
+def environment_of(roots: tuple[Path, ...]) -> jinja2.Environment:
+    """Return what reads templates: sandboxed and strict; lines of tags alone leave none.
+
+    It keeps what included texts were compiled to, while they are the same: half of rendering.
+    """
     return jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.FileSystemLoader([str(root) for root in roots]),
         undefined=jinja2.StrictUndefined,

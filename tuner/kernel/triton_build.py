@@ -28,7 +28,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,15 +68,10 @@ class AheadBuild:
     order, grids, numbers, and which tensors go where.
     """
 
-    cache_dir: str
     error: str = ""
     note: str = ""
     kernels: tuple[KernelResources, ...] = ()
-    num_compiled: int = 0
-    num_cached: int = 0
-    has_launchers: bool = False
     binary_key: str = ""
-    seconds: float = 0.0
 
 
 class _NotCompiledError(Exception):
@@ -112,9 +106,6 @@ class _Recorder:
     digests: dict[str, str] = field(default_factory=dict)  # of the machine code
     launches: list[str] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)  # kept, so that no address is used twice
-    has_launchers: bool = True
-    num_compiled: int = 0
-    num_cached: int = 0
 
     def compile(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         log = io.StringIO()
@@ -140,11 +131,10 @@ class _Recorder:
     def _note(self, kernel: Any, log: str) -> None:
         binary = next(Path(p) for n, p in kernel.metadata_group.items() if n.endswith(".cubin"))
         self.digests[kernel.hash] = hash_code(binary.read_bytes())
-        self.has_launchers = self.has_launchers and _compile_launcher(kernel)
+        _compile_launcher(kernel)
         beside = binary.parent / _RESOURCES
         registers, stack = _REGISTERS.search(log), _STACK.search(log)
         if registers is not None and stack is not None:
-            self.num_compiled += 1
             resources = KernelResources(
                 name=kernel.name,
                 registers=int(registers[1]),
@@ -156,10 +146,9 @@ class _Recorder:
             unfinished = beside.with_suffix(f".{os.getpid()}")
             unfinished.write_text(to_json(resources))
             unfinished.replace(beside)  # two builders may compile the same kernel
+        elif not beside.is_file():
+            return  # compiled by a process that does not note resources
         else:
-            self.num_cached += 1
-            if not beside.is_file():
-                return  # compiled by a process that does not note resources
             resources = from_json(KernelResources, beside.read_text())
         self.kernels[kernel.hash] = resources
 
@@ -230,8 +219,7 @@ def build_ahead(
     """
     if importlib.util.find_spec("triton") is None:
         raise ToolchainError("Triton is not installed\n  next: pip install triton")
-    start = time.perf_counter()
-    cache_dir = os.environ.setdefault("TRITON_CACHE_DIR", str(out_dir / CACHE_FOLDER))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(out_dir / CACHE_FOLDER))
     recorder = _intercept(arch)
     error = note = ""
     try:
@@ -251,17 +239,8 @@ def build_ahead(
         except Exception as failure:  # the candidate's own host code: any exception
             traceback.print_exc(file=sys.stderr)
             note = f"left to the worker: {_last_line(failure)}"
-    return AheadBuild(
-        cache_dir=cache_dir,
-        error=error,
-        note=note,
-        kernels=tuple(recorder.kernels.values()),
-        num_compiled=recorder.num_compiled,
-        num_cached=recorder.num_cached,
-        has_launchers=bool(recorder.kernels) and recorder.has_launchers,
-        binary_key="" if error or note else _digest(recorder.launches),
-        seconds=time.perf_counter() - start,
-    )
+    key = "" if error or note else _digest(recorder.launches)
+    return AheadBuild(error, note, tuple(recorder.kernels.values()), key)
 
 
 def _intercept(arch: int) -> _Recorder:
@@ -294,28 +273,27 @@ def _stand_ins(plan: Plan, sizes: Mapping[str, int]) -> list[Any]:
     return values
 
 
-def _compile_launcher(kernel: Any) -> bool:
+def _compile_launcher(kernel: Any) -> None:
     """Compile the C function that launches a kernel, which Triton caches too.
 
-    It links against the driver's library, which a machine without a GPU may lack.
+    It links against the driver's library, which a machine without a GPU may lack: the worker
+    compiles it then.
     """
     from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
-    try:
+    missing = (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError)
+    with contextlib.suppress(*missing):
         CudaUtils()
         CudaLauncher(kernel.src, kernel.metadata)
-    except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError):
-        return False
-    return True
 
 
 def _last_line(error: BaseException) -> str:
     """Return the line that says most: ptxas's own error, else the last."""
     # Triton points at a place with a last line of nothing but a caret.
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t^~")]
-    told = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
-    told = told or [line for line in lines[:1] if line.startswith("`ptxas`")]
-    return f"{type(error).__name__}: {(told or lines[-1:])[0]}" if lines else type(error).__name__
+    said = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
+    said = said or [line for line in lines[:1] if line.startswith("`ptxas`")]
+    return f"{type(error).__name__}: {(said or lines[-1:])[0]}" if lines else type(error).__name__
 
 
 def _digest(parts: list[str]) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "ask_program",
     "busy_words",
     "cache_folder",
+    "cgroup_folders",
     "cpu_cache_bytes",
     "cpu_name",
     "driver_version",
@@ -131,7 +132,7 @@ def cpu_cache_bytes() -> dict[int, int]:
     return result
 
 
-def _cgroup_folders(controller: str) -> list[Path]:
+def cgroup_folders(controller: str) -> list[Path]:
     """Return this process's control groups, innermost first, for cgroup v2 and for v1."""
     result = []
     for line in _read("/proc/self/cgroup").splitlines():
@@ -149,11 +150,8 @@ def _cgroup_folders(controller: str) -> list[Path]:
 
 def usable_cores() -> int:
     """Count the cores this process may use: its affinity mask, cut by the cgroup's quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    for folder in _cgroup_folders("cpu"):
+    cores = len(os.sched_getaffinity(0))
+    for folder in cgroup_folders("cpu"):
         quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
         if not quota:
             quota = _read(folder / "cpu.cfs_quota_us").strip()
@@ -195,7 +193,7 @@ def busy_words(load: float, noise: float) -> str:
 def usable_memory_bytes() -> int:
     """Return the memory that this process may use: all there is, cut by the cgroup's limit."""
     memory = int(psutil.virtual_memory().total)
-    for folder in _cgroup_folders("memory"):
+    for folder in cgroup_folders("memory"):
         limit = (_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")).strip()
         if limit.isdigit():
             memory = min(memory, int(limit))

@@ -29,13 +29,13 @@ def limits_of(uuid: str) -> dict[str, float]:
     query = f"--query-gpu={','.join(LIMITS.values())}"
     command = ["nvidia-smi", "-i", name, query, "--format=csv,noheader,nounits"]
     answer = ask_program(command, ASK_LIMIT_S)
-    told = answer.text.splitlines()[-1].split(",") if answer.is_ok and answer.text else []
-    found = dict(zip(LIMITS, (text.strip() for text in told), strict=False))
+    said = answer.text.splitlines()[-1].split(",") if answer.is_ok and answer.text else []
+    found = dict(zip(LIMITS, (text.strip() for text in said), strict=False))
     return {what: float(text) for what, text in found.items() if re.fullmatch(r"[\d.]+", text)}
 
 
 def clocks_of(device: str) -> dict[str, str]:
-    """Return the clocks of a device as they are now, with their limits; what is not told is left.
+    """Return the clocks of a device as they are now, with their limits, as far as they are known.
 
     Args:
         device: as PyTorch names it. Asks nvidia-smi; initialises no CUDA.

@@ -9,7 +9,7 @@ __all__ = ["Overrides"]
 
 
 class Overrides(ast.NodeTransformer):
-    """Follow each top-level assignment of a wanted name with `name = value`."""
+    """Give each wanted name its value wherever the file assigns it at the top level."""
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self.wanted = wanted
@@ -20,20 +20,15 @@ class Overrides(ast.NodeTransformer):
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
 
-    def _follow(self, node: ast.stmt) -> list[ast.stmt]:
-        names = [
-            part.id
-            for part in ast.walk(node)
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-        ]
+    def _assign(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.stmt]:
+        stored = [n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
+        names = [n.id for n in stored if isinstance(n, ast.Name)]
         self.assigned.update(names)
-        extra = [
-            ast.copy_location(
-                ast.Assign([ast.Name(name, ast.Store())], ast.Constant(self.wanted[name])), node
-            )
-            for name in names
-            if name in self.wanted
-        ]
-        return [node, *extra]
+        values = {name: ast.Constant(self.wanted[name]) for name in names if name in self.wanted}
+        if len(stored) == len(values) == 1 and not isinstance(node, ast.AugAssign):
+            node.value = ast.copy_location(next(iter(values.values())), node)
+            return [node]
+        more = [ast.Assign([ast.Name(n, ast.Store())], value) for n, value in values.items()]
+        return [node, *(ast.copy_location(statement, node) for statement in more)]
 
-    visit_Assign = visit_AnnAssign = visit_AugAssign = _follow
+    visit_Assign = visit_AnnAssign = visit_AugAssign = _assign

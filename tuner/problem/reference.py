@@ -31,7 +31,6 @@ from tuner.problem.draws import (
     fresh_values,
     redistributed,
     seed_everything,
-    widened,
 )
 from tuner.problem.given import Given, first_with_rows
 from tuner.problem.modes import TuneMode, put_into
@@ -251,24 +250,6 @@ class Problem:
                 "be judged; expected real ones, e.g. of torch.view_as_real"
             )
         return result
-
-    def oracle(self, model: torch.nn.Module, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Run a float64 copy of `model` once, leaving `model` itself as it was.
-
-        Returns:
-            `output` (or `output.0`, `output.1` ...) and `buffer.<name>` after the call.
-        """
-        import copy
-
-        import torch
-
-        wide = copy.deepcopy(model).double()
-        with torch.no_grad():
-            outputs = self.call(wide, [widened(value) for value in inputs])
-        names = ["output"] if len(outputs) == 1 else [f"output.{i}" for i in range(len(outputs))]
-        answer = dict(zip(names, outputs, strict=True))
-        answer.update((f"buffer.{name}", value) for name, value in wide.named_buffers())
-        return answer
 
     def _ask(self, function: str) -> list[Any]:
         with self.explained(f"{function}()"):

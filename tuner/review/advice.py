@@ -40,8 +40,8 @@ def advice_of(run_data: RunData, interval: Interval | None, noise: float | None)
     if (limit := run_data.max_noise) < (noise or 0.0):
         whose = "the winner's" if run_data.result is not None else "the best trial's"
         found.append(_noise_advice(whose, noise or 0.0, limit))
-    sitting = run_data.sitting(run_data.best.number if run_data.best else len(run_data.trials))
-    if limit < (baseline_noise := run_data.baseline.noise or sitting.noise or 0.0):
+    session = run_data.session(run_data.best.number if run_data.best else len(run_data.trials))
+    if limit < (baseline_noise := run_data.baseline.noise or session.noise or 0.0):
         found.append(_noise_advice("the baseline's", baseline_noise, limit))
     return [*found, *_advice_on_machine(run_data), *_notes(run_data)]
 
@@ -70,11 +70,11 @@ def _advice_on_screening(run_data: RunData) -> list[Advice]:
     measurement = best.outcome.measurement if best is not None else None
     if finalist is None or best is None or measurement is None or not finalist.latency_us:
         return []
-    change = finalist.latency_us / measurement.told_us - 1
+    change = finalist.latency_us / measurement.reported_us - 1
     if abs(change) <= DRIFT or (run_data.result is not None and run_data.result.is_fallback):
         return []
     text = (
-        f"screening timed trial {best.number} at {us_words(measurement.told_us)} ± "
+        f"screening timed trial {best.number} at {us_words(measurement.reported_us)} ± "
         f"{percent_words(measurement.noise)}, the race of its file at "
         f"{us_words(finalist.latency_us)}: {percent_words(abs(change))} "
         f"{'more' if change > 0 else 'less'}"

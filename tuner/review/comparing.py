@@ -158,7 +158,7 @@ def _curve(run_data: RunData) -> Curve:
         if latency_us is None or measurement is None:
             continue
         if not steps or latency_us < steps[-1][2]:
-            anchor_us = measurement.anchor_us or run_data.sitting(trial.number).latency_us
+            anchor_us = measurement.anchor_us or run_data.session(trial.number).latency_us
             ratio = anchor_us / measurement.latency_us if anchor_us else None
             steps.append((trial.number, trial.elapsed_s, latency_us, ratio))
     if steps:

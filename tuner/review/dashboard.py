@@ -3,7 +3,7 @@
 Pages are the report's own, with figures and tables fetched as JSON and drawn again while the run
 proceeds. The browser learns of changes by server-sent events; the server learns of them by looking
 at the runs' files twice a second, so it does not matter who started a run. `guard` decides who may
-ask, `run index` what may be read, `launch` what may be started.
+ask, `run_index` what may be read, `launch` what may be started.
 """
 
 from __future__ import annotations

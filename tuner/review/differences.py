@@ -22,7 +22,7 @@ __all__ = [
 
 # Of the environment: what is measured or said elsewhere, or never the same.
 _OMITTED = (
-    *("started_at", "baseline_us", "baseline_noise", "sittings", "command", "facts", "title"),
+    *("started_at", "baseline_us", "baseline_noise", "sessions", "command", "facts", "title"),
     *("overrides", "earlier"),
 )
 

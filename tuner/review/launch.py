@@ -59,7 +59,7 @@ class Launcher:
     """The processes of one dashboard; safe to use from several threads.
 
     Args:
-        run index: the runs.
+        run_index: the runs.
         configs: the folder whose configs may be run; None if nothing may be.
     """
 

@@ -47,7 +47,7 @@ class Shown:
     """One run in a list of runs.
 
     `state` is `verifying` once the search is over and a process still works on it. `speedup` is
-    the exported file's, or the winner's, raced in fresh processes (`is_proved`, with `low` and
+    the exported file's, or the winner's, raced in fresh processes (`is_verified`, with `low` and
     `high`); of a run that was not verified the best at screening. `least` is
     the least speed-up of all that was timed of the file, `caveat` what is materially less than
     `speedup`, `tone` the colour of both. `age_s` counts from the start as it was recorded, of a
@@ -71,7 +71,7 @@ class Shown:
     least: float | None
     caveat: str
     tone: Tone
-    is_proved: bool
+    is_verified: bool
     started_at: str
     age_s: float
     problem: str = ""
@@ -150,7 +150,7 @@ def shown(run: Run, tally: Tally) -> Shown:
         least=tally.least.interval.speedup if tally.least else None,
         caveat=tally.caveat,
         tone=tally.tone,
-        is_proved=interval is not None and not is_rejected and has_samples,
+        is_verified=interval is not None and not is_rejected and has_samples,
         started_at=environment.started_at,
         age_s=_age_s(run.path.name, tally),
         problem=tally.problem or (tally.rejection if state == "rejected" else disagreement),

@@ -42,7 +42,7 @@ class LivePages:
     """The pieces of every run's page, as JSON with the run's `stamp`; made once where several ask.
 
     Args:
-        run index: whose runs they are.
+        run_index: whose runs they are.
     """
 
     def __init__(self, run_index: RunIndex) -> None:

@@ -120,11 +120,6 @@ class Studies(BaseStorage):  # type: ignore[misc]  # optuna is not followed
                 found += journal.get_all_trials(study._study_id, deepcopy=False, states=states)
         return [_without_notes(trial) for trial in found]
 
-    def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """Return the trial of the smallest latency; ValueError if none is complete."""
-        done = self.get_all_trials(study_id, states=(TrialState.COMPLETE,))
-        return min(done, key=lambda trial: trial.value)
-
     def _journal(self, name: str) -> JournalStorage | None:
         try:
             path = self._run_index.run(name).journal_path

@@ -1,4 +1,4 @@
-"""The figures of a search as it went on: every trial, the best so far, what is left to gain."""
+"""The figures of a search as it went on: each trial, the best so far, the estimated rest."""
 
 from __future__ import annotations
 

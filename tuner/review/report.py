@@ -3,7 +3,7 @@
 The summary's words, the tables and the figures become one page, which the files in `page/` lay
 out. The page needs no network and no server; all text of a run is data to it, never markup.
 
-    page_data(facts)   what the page shows, as JSON: its script can draw it again, and again
+    page_data(run_data)what the page shows, as JSON: its script can draw it again, and again
     write_report(run)  the page with its data, styles and scripts in one file
 """
 

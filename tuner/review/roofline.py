@@ -61,7 +61,7 @@ def roofline_figure(
         flops: the problem's operations; one fused multiply-add counts as two.
         num_bytes: the problem's operands, each counted once.
         baseline_us: PyTorch's own latency.
-        precisions: whose roofs are drawn, of `facts.UNITS`.
+        precisions: whose roofs are drawn, of `run_data.UNITS`.
 
     Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
     """

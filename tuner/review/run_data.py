@@ -15,8 +15,9 @@ import yaml
 
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import MODULE_FILE, KernelTask
-from tuner.environment import Environment, SittingRecord
+from tuner.environment import Environment, SessionRecord
 from tuner.errors import StorageError
+from tuner.intervals import relative_noise
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
 from tuner.profiled import COUNTERS_NAME, PROFILE_NAME, CountedCalls, Profiles
@@ -179,7 +180,7 @@ class RunData:
 
     @property
     def baseline(self) -> Baseline:
-        """The baseline as it was timed beside what is reported: in its race, else its sitting."""
+        """The baseline as it was timed beside what is reported: in its race, else its session."""
         finalist, best = self.finalist, self.best
         if finalist is not None and finalist.baseline_us:
             rounds = [
@@ -188,19 +189,19 @@ class RunData:
                 for burst in process
                 if burst
             ]
-            return Baseline(finalist.baseline_us, _noise_of(rounds))
-        own = self.sitting(best.number if best else len(self.trials))
+            return Baseline(finalist.baseline_us, relative_noise(rounds) if rounds else None)
+        own = self.session(best.number if best else len(self.trials))
         measurement = best.outcome.measurement if best else None
         if measurement is not None and measurement.anchor_us:  # timed again shortly before
             return Baseline(measurement.anchor_us * (measurement.to_lead or 1.0), own.noise)
         return own
 
-    def sitting(self, number: int) -> Baseline:
-        """Return the baseline as it was timed when the sitting of a trial began."""
-        found: Environment | SittingRecord = self.environment
-        for sitting in self.environment.sittings:
-            if sitting.from_trial <= number:
-                found = sitting
+    def session(self, number: int) -> Baseline:
+        """Return the baseline as it was timed when the session of a trial began."""
+        found: Environment | SessionRecord = self.environment
+        for session in self.environment.sessions:
+            if session.from_trial <= number:
+                found = session
         return Baseline(found.baseline_us, found.baseline_noise)
 
     @property
@@ -340,15 +341,6 @@ def rejected_of(checks: Sequence[Finalist]) -> list[Finalist]:
 def is_all_rejected(checks: Sequence[Finalist]) -> bool:
     """Whether something was put to the full check, and nothing of it was accepted."""
     return bool(checks) and len(rejected_of(checks)) == len({entry.trial for entry in checks})
-
-
-def _noise_of(rounds: Sequence[float]) -> float | None:
-    """Return a robust relative dispersion, as of a finalist's own rounds."""
-    if not rounds:
-        return None
-    middle = statistics.median(rounds)
-    spread = statistics.median(abs(value - middle) for value in rounds)
-    return 1.4826 * spread / middle if middle else None
 
 
 def text_of(path: Path, max_chars: int) -> str:

@@ -1,6 +1,6 @@
 """A folder of runs: what each one is at, read cheaply and again and again.
 
-A `Shelf` remembers what it has read of each run and looks at what was added since: a list of
+A `RunIndex` remembers what it has read of each run and looks at what was added since: a list of
 hundreds of runs, and a page that follows a run of 10,000 trials, cost what is new in them. It
 opens nothing that lies outside of its folder, whatever links a run holds.
 """
@@ -232,24 +232,24 @@ def _newer(path: Path, offset: int, inode: int) -> tuple[bytes | None, int, int]
     if not path.exists():
         return b"", 0, 0
     with storage_errors(path), path.open("rb") as file:
-        run_data = os.fstat(file.fileno())
-        if offset and (run_data.st_ino != inode or run_data.st_size < offset):
+        status = os.fstat(file.fileno())
+        if offset and (status.st_ino != inode or status.st_size < offset):
             return None, 0, 0
         file.seek(offset)
         data = file.read()
     end = data.rfind(b"\n") + 1
-    return data[:end], offset + end, run_data.st_ino
+    return data[:end], offset + end, status.st_ino
 
 
 def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
     found = []
     for name in _STAMPED:
         try:
-            run_data = os.stat(path / name)
+            status = os.stat(path / name)
         except OSError:
             found.append(_ABSENT)
         else:
-            found.append((run_data.st_ino, run_data.st_size, run_data.st_mtime_ns))
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(found)
 
 

@@ -196,7 +196,7 @@ def _figures_of(run_data: RunData) -> tuple[float | None, float | None, float | 
     if measurement is None:
         return None, None, baseline_us, ""
     words = "screening only, " + ("and rejected since" if run_data.is_rejected else "not verified")
-    return measurement.told_us, measurement.noise, baseline_us, words
+    return measurement.reported_us, measurement.noise, baseline_us, words
 
 
 def _verdict(

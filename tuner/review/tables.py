@@ -262,7 +262,7 @@ def speedup_of(trial: Trial, run_data: RunData) -> float | None:
     outcome = trial.outcome
     if outcome.latency_us is None or outcome.measurement is None:
         return None
-    anchor_us = outcome.measurement.anchor_us or run_data.sitting(trial.number).latency_us
+    anchor_us = outcome.measurement.anchor_us or run_data.session(trial.number).latency_us
     return anchor_us / outcome.measurement.latency_us if anchor_us else None
 
 

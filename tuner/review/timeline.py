@@ -34,7 +34,7 @@ MOST_DEVICES = 16  # the same of devices
 BUILDERS = "builders"
 LANE_PX = 18.0  # width of a line
 BAND, BAND_PX = 1.5, 90  # its height, in lanes and on the screen
-NEW_SITTING_S = 1.0  # a trial asked for later than this after the last one ended: it was resumed
+NEW_SESSION_S = 1.0  # a trial asked for later than this after the last one ended: it was resumed
 
 # Colours have a contrast of 3:1 on white and on the dark page, and differ in lightness.
 _STAGE_COLOURS = {
@@ -131,8 +131,8 @@ def spans_of(trials: Sequence[Trial]) -> list[Span]:
     origin, last_s = None, 0.0
     for trial in trials:
         asked = _seconds_of(trial.started_at)
-        is_sitting = origin is not None and asked is not None
-        if asked is not None and not (is_sitting and asked - origin <= last_s + NEW_SITTING_S):  # type: ignore[operator]
+        is_session = origin is not None and asked is not None
+        if asked is not None and not (is_session and asked - origin <= last_s + NEW_SESSION_S):  # type: ignore[operator]
             origin = asked - last_s
         spans += _build_span(trial, origin)
         last_s = trial.elapsed_s
@@ -181,7 +181,7 @@ def _build_span(trial: Trial, origin: float | None) -> list[Span]:
     if build is None or build.builder is None or origin is None:
         return []
     start, end = _seconds_of(build.started_at), _seconds_of(build.ended_at)
-    if start is None or end is None or start < origin:  # reused from an earlier sitting
+    if start is None or end is None or start < origin:  # reused from an earlier session
         return []
     name = f"builder {build.builder}"
     group = f"{build.host} {BUILDERS}" if build.host else BUILDERS

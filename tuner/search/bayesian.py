@@ -71,7 +71,7 @@ class Bayesian:
         self._pool = Pool(space, self._rng)
         self._model: Surrogate | Informed | None = None  # made at the first question
         self._opening = Opening([])
-        self._is_told = False  # whether the model knows anything
+        self._is_reported = False  # whether the model knows anything
         self._judged: list[tuple[int, Remaining]] = []  # trials, and what was left then
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
@@ -98,7 +98,7 @@ class Bayesian:
         tried = list(known)
         centres = [tried[i] for i in np.argsort(logs, kind="stable")[:NUM_CENTRES]]
         if not pool.is_whole and model.is_fit_due(len(known)):
-            pool.draw_anew(centres, model.log_improvement() if self._is_told else None)
+            pool.draw_anew(centres, model.log_improvement() if self._is_reported else None)
             model.look_at(self._codes(pool.config_ids))
         since = _since_progress(logs)
         self._tell(model, known, is_wide=since >= PATIENCE and since % 2 == 0)
@@ -172,7 +172,7 @@ class Bayesian:
         kinds, logs = zip(*known.values(), strict=True)
         names = list(known)
         model.observe(names, self._codes(np.array(names)), kinds, logs, is_wide)
-        self._is_told = True
+        self._is_reported = True
 
 
 def _is_within(config_ids: np.ndarray, kinds: Sequence[range]) -> np.ndarray:

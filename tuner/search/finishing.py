@@ -54,14 +54,14 @@ class Evaluator(Protocol[P]):
 
 @dataclass(slots=True, eq=False)
 class InFlight(Generic[P]):
-    """A question that was asked, until its outcome is told."""
+    """A question that was asked, until its outcome is reported."""
 
     number: int  # of the question
     trial: optuna.Trial
     params: Params
-    config_id: int  # in `space.feasible`
+    config_id: int
     started_at: str
-    pending: P | None = None  # None for a trial of an earlier sitting
+    pending: P | None = None  # None for a trial of an earlier session
     outcome: Outcome | None = None  # once there is one
     ended: float = 0.0  # when that was, by `time.monotonic`
 
@@ -140,7 +140,7 @@ class Finisher(Generic[P]):
                     picked = self._picked(LOOK_AGAIN_S)
                 if picked is not None:
                     self._finish(picked)
-        except BaseException as error:  # told to who waits
+        except BaseException as error:  # raised again for who waits
             with self._change:
                 self._error = error
                 self._change.notify_all()

@@ -1,4 +1,4 @@
-"""The Optuna study of a search: made, told of trials, and its journal on disk."""
+"""The Optuna study of a search: made, with all trials reported to it, and its journal on disk."""
 
 from __future__ import annotations
 

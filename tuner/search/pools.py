@@ -22,7 +22,7 @@ class Pool:
     """Config ids in a space, drawn anew now and then where they are not all there are.
 
     Attributes:
-        config_ids: in `space.feasible`.
+        config_ids: of the space.
         is_whole: whether these are all.
     """
 

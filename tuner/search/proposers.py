@@ -26,14 +26,14 @@ __all__ = ["PROPOSERS", "Grid", "Inner", "Proposer", "Random", "Tried"]
 MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
 MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
 
-Tried = Mapping[int, FrozenTrial]  # by config id in `space.feasible`, the first trial that has it
+Tried = Mapping[int, FrozenTrial]  # by config id, the first trial that has it
 
 
 class Proposer(Protocol):
     """Chooses the next configuration."""
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
-        """Return a config id in `space.feasible` that is not in `tried`; there is one."""
+        """Return a config id of the space that is not in `tried`; there is one."""
 
 
 class Random:

@@ -50,14 +50,12 @@ class Recording:
         kernel: what was tuned, as the source calls it; empty where it does not say.
         device: where; empty where the source does not say.
         space: exactly the recorded configurations are feasible in it, in order of declaration.
-        keys: by config id in `space.feasible`, the configuration's key in the source: the
+        keys: by config id, the configuration's key in the source: the
             values in the source's own order, joined by commas (nothing for an absent one).
         latency_us: float64 (n,), NaN where the configuration failed.
         is_bound: bool (n,), where measuring was stopped early: the configuration is slower than
             `latency_us` says, nobody knows by how much.
         statuses: n T4 statuses.
-        evaluation_s: float64 (n,), seconds that building, checking and measuring took; 0 where
-            the source does not say.
     """
 
     name: str
@@ -68,7 +66,6 @@ class Recording:
     latency_us: NDArray[np.float64]
     is_bound: NDArray[np.bool_]
     statuses: tuple[Status, ...]
-    evaluation_s: NDArray[np.float64]
 
     @property
     def known_us(self) -> NDArray[np.float64]:
@@ -145,7 +142,6 @@ class _Entry:
     params: Mapping[str, Value]
     status: Status
     latency_us: float  # NaN where it failed
-    evaluation_s: float
     is_bound: bool = False
 
 
@@ -167,9 +163,7 @@ def _read_cache(path: Path, data: Mapping[str, Any], now: _Naming) -> Recording:
         status = Status.CORRECT
         if math.isnan(latency_us):
             status = _FAILURES.get(str(row["time"]), Status.RUNTIME)
-        stages = ("compile_time", "verification_time", "benchmark_time")  # all in ms
-        seconds = sum(_seconds(row.get(stage), 1e-3) for stage in stages)
-        entries.append(_Entry(key, params, status, latency_us, seconds))
+        entries.append(_Entry(key, params, status, latency_us))
     device, kernel = (str(data.get(name) or "") for name in ("device_name", "kernel_name"))
     return _recording(path, _stem(path), kernel, device, entries, declared)
 
@@ -192,13 +186,8 @@ def _read_t4(path: Path, data: Mapping[str, Any], now: _Naming) -> Recording:
         if status is Status.CORRECT:
             latency_us = _objective_us(row, place)
             status = Status.RUNTIME if math.isnan(latency_us) else status
-        times = row.get("times")
-        times = times if isinstance(times, dict) else {}
-        compiling = times.get("compilation_time", times.get("compilation"))  # the schema's word,
-        stages = (compiling, times.get("validation"), times.get("benchmark"))  # Kernel Tuner's
-        seconds = sum(_seconds(stage, 1e-3) for stage in stages)
         is_bound = status is Status.CORRECT and _is_bound(row)
-        entries.append(_Entry("", params, status, latency_us, seconds, is_bound))
+        entries.append(_Entry("", params, status, latency_us, is_bound))
     metadata = data.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     device, kernel, name = (
@@ -213,7 +202,7 @@ def _read_run(path: Path, now: _Naming) -> Recording:
     environment = run.environment()
     entries = []
     for trial in trials:
-        latency_us, seconds = trial.outcome.latency_us, trial.outcome.seconds
+        latency_us = trial.outcome.latency_us
         measured = trial.outcome.measurement
         entries.append(
             _Entry(
@@ -221,7 +210,6 @@ def _read_run(path: Path, now: _Naming) -> Recording:
                 now(trial.params),
                 trial.outcome.status,
                 math.nan if latency_us is None else latency_us,
-                seconds.get("build", 0.0) + seconds.get("device", 0.0),
                 measured is not None and measured.is_censored,
             )
         )
@@ -242,12 +230,6 @@ def _params(row: Mapping[str, Any], place: str) -> dict[str, Value]:
 def _latency_us(value: Any, unit_us: float) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value * unit_us if is_number and 0 < value < MAX_MS else math.nan
-
-
-def _seconds(value: Any, unit_s: float) -> float:
-    """Return what a stage took; 0 where it is missing or no duration."""
-    latency_us = _latency_us(value, 1.0)
-    return 0.0 if math.isnan(latency_us) else latency_us * unit_s
 
 
 def _objective_us(row: Mapping[str, Any], place: str) -> float:
@@ -300,7 +282,6 @@ def _recording(
         latency_us=np.array([entry.latency_us for entry in kept]),
         is_bound=np.array([entry.is_bound for entry in kept], dtype=bool),
         statuses=tuple(entry.status for entry in kept),
-        evaluation_s=np.array([entry.evaluation_s for entry in kept], dtype=np.float64),
     )
 
 

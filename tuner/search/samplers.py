@@ -36,7 +36,7 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
     Trials of every state count as tried, running ones too.
 
     Raises (when asked for a trial):
-        SpaceExhausted: nothing is left; the trial that was asked for is told as failed.
+        SpaceExhausted: nothing is left; the trial that was asked for is reported as failed.
     """
 
     def __init__(self, space: SearchSpace, proposer: Proposer) -> None:
@@ -63,7 +63,7 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
             study.tell(trial.number, state=TrialState.FAIL)  # not left running for ever
             raise SpaceExhausted
         config_id = self._proposer.propose(study, trial, tried)
-        return encoded(self._space.feasible[config_id], self._space)
+        return encoded(self._space.at(config_id), self._space)
 
     def remaining(self, study: Study, shares: Sequence[float]) -> Remaining | None:
         """Judge what the untried configurations may still bring.

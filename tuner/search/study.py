@@ -2,14 +2,14 @@
 
 Knows nothing of devices or compilers: it hands parameters to an `Evaluator`, keeps several
 of them in flight so that builders work ahead of the device, and records every outcome before
-it asks again. Each question is asked when just as many outcomes are told, so that the sequence of
-questions depends on the seed, the outcomes and the order of telling alone. With one device that is
-the order of asking; while the next one still builds, and while a question is thought out, the
-device works on those that are built. With several each outcome is told as soon as it is there, so
-that a slow candidate keeps none of the others waiting; trials are numbered, and recorded, in the
-order of telling. What is in flight the sampler knows of, too (`surrogate`).
+it asks again. Each question is asked when just as many outcomes are reported, so that the sequence
+of questions depends on the seed, the outcomes and the order of reporting alone. With one device
+that is the order of asking; while the next one still builds, and while a question is thought out,
+the device works on those that are built. With several each outcome is reported as soon as it is
+there, so that a slow candidate keeps none of the others waiting; trials are numbered, and
+recorded, in the order of reporting. What is in flight the sampler knows of, too (`surrogate`).
 
-A resumed search asks the questions of the earlier sittings again and takes the recorded outcomes
+A resumed search asks the questions of the earlier sessions again and takes the recorded outcomes
 for answers, in their order; it then goes on exactly as it would have without the interruption,
 provided that as many are in flight.
 """
@@ -47,7 +47,7 @@ P = TypeVar("P", bound=Pending)
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """When to stop: whichever comes first. Both count what earlier sittings did.
+    """When to stop: whichever comes first. Both count what earlier sessions did.
 
     `least` trials are waited for, however slow the machine.
     """
@@ -59,7 +59,7 @@ class SearchBudget:
 
 
 class _Diverged(Exception):
-    """The sampler asks something else than an earlier sitting recorded."""
+    """The sampler asks something else than an earlier session recorded."""
 
 
 def search(
@@ -100,7 +100,7 @@ def search(
         waited_s: seconds until now for which nothing could be evaluated, since others had the
             device: they do not count against the budget.
         at_once: how many candidates the evaluator finishes at the same time. With several,
-            outcomes are told as they come.
+            outcomes are reported as they come.
 
     Returns:
         Why it ended, in words.
@@ -162,12 +162,12 @@ def _loop(
     tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
     most, end = max(budget.trials, len(previous), *(n + 1 for n in known)), ""
     flying: list[InFlight[P]] = []
-    told: dict[int, int] = {}  # number of the question, and of its trial
+    reported: dict[int, int] = {}  # number of the question, and of its trial
     clock = _WorkingTime(previous[-1].elapsed_s if previous else 0.0)
     waited_before_s = waited_s()
 
-    def next_told() -> InFlight[P] | None:
-        """Return what is told next, None where it has no outcome yet."""
+    def next_reported() -> InFlight[P] | None:
+        """Return what is reported next, None where it has no outcome yet."""
         if number < len(previous):
             asked_then = previous[number].question
             found = next((item for item in flying if item.number == asked_then), None)
@@ -176,11 +176,11 @@ def _loop(
             return found
         if at_once == 1:
             return flying[0] if flying and flying[0].outcome else None
-        done = (i for i in flying if i.outcome and i.outcome.same_as in {None, *told})
+        done = (i for i in flying if i.outcome and i.outcome.same_as in {None, *reported})
         return min(done, key=lambda item: item.ended, default=None)
 
     with Finisher(evaluator, best_us, at_once) as finisher:
-        is_over = False  # what is finished, and next in order, is still told; the rest is dropped
+        is_over = False  # then only what is finished, and next in order, is still reported
         while True:
             if number >= len(previous) and not is_over:
                 if store is not None:  # once an outcome
@@ -195,7 +195,7 @@ def _loop(
                     is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
             if is_over:
                 finisher.leave()
-                if next_told() is None:
+                if next_reported() is None:
                     return _dropped(study, flying, end.format(number))
             while not end and len(flying) < _width(evaluator.ahead, number):
                 if asked >= most:
@@ -216,20 +216,22 @@ def _loop(
                 if number < len(previous):
                     raise _Diverged
                 return end
-            item = next_told()
+            item = next_reported()
             is_held = item is not None
             if item is None:
                 finisher.wait(*(flying[:1] if at_once == 1 else flying))
-                item = next_told()
+                item = next_reported()
             if item is None:
                 continue
             assert item.outcome is not None
             outcome = item.outcome
             flying.remove(item)
-            told[item.number] = number
+            reported[item.number] = number
             if item.pending is not None:
                 if outcome.same_as is not None:
-                    outcome = replace(outcome, same_as=told.get(outcome.same_as, outcome.same_as))
+                    outcome = replace(
+                        outcome, same_as=reported.get(outcome.same_as, outcome.same_as)
+                    )
                 ended_s = clock.seconds(item.ended)
                 elapsed_s = clock.seconds() if is_held else ended_s
                 record(_trial_of(item, number, outcome, elapsed_s, elapsed_s - ended_s))
@@ -240,9 +242,9 @@ def _loop(
 
 
 def _width(ahead: int, number: int) -> int:
-    """Return how many questions may be in flight when so many are told.
+    """Return how many questions may be in flight when so many are reported.
 
-    Half of them in the opening, then one more with each that is told: what is asked before
+    Half of them in the opening, then one more with each that is reported: what is asked before
     anything is known is asked blindly.
     """
     opening = max(min(ahead, NARROW), ahead // 2)
@@ -250,10 +252,10 @@ def _width(ahead: int, number: int) -> int:
 
 
 class _WorkingTime:
-    """Seconds of a search's work, over all sittings: of this one, from its first question on.
+    """Seconds of a search's work, over all sessions: of this one, from its first question on.
 
     Args:
-        before_s: of the earlier sittings.
+        before_s: of the earlier sessions.
     """
 
     def __init__(self, before_s: float) -> None:
@@ -317,7 +319,7 @@ def _stopped(
     stop: StopSection | None,
     on_remaining: Callable[[int, Remaining], None],
 ) -> str:
-    """Say what is left to gain; return why to stop now, empty to go on."""
+    """Report the estimated remaining improvement; return why to stop now, empty to go on."""
     shares = sorted({*SHARES, *([stop.within] if stop else [])})
     remaining = study.sampler.remaining(study, shares)
     if remaining is None:

@@ -34,7 +34,7 @@ __all__ = ["Remaining", "Surrogate"]
 MAX_FIT_ROWS = 250  # rows that hyperparameters are fitted to; a likelihood takes 5 ms there
 MAX_ELEMENTS = 60_000_000  # of V, in float32: 240 MB
 MAX_ROWS = 800  # of V, however few the columns
-DOUBT = 2.0  # times the deviation that the model claims, when it looks further away
+BOOST = 2.0  # of exploration: times the deviation that the model claims, when it looks far away
 MAX_JOINT = 300  # columns whose posterior is drawn jointly; all others are worth less
 NUM_DRAWS = 400
 CAUTION = 1.3  # times the deviation: with 1.22, right in 89 % where 90 % was said
@@ -73,7 +73,7 @@ class Surrogate:
         self._prior = prior
         self._kernel = Kernel(encoding, 0 if prior is None else prior.num_features + 1)
         self._rows: Rows | None = None  # until something is observed
-        self._doubt = 1.0  # times the deviation
+        self._boost = 1.0  # times the deviation
         self._dropped = 0  # how many of those observed are no rows
         self.log_evidence = 0.0
         self._shift, self._scale, self._best = 0.0, 1.0, 0.0
@@ -131,7 +131,7 @@ class Surrogate:
         """
         kind = np.array(kinds)
         target = self._scaled_targets(kind, np.array(logs, dtype=float), is_wide)
-        self._doubt = DOUBT if is_wide else 1.0
+        self._boost = BOOST if is_wide else 1.0
         if self.is_fit_due(len(names)):
             self._fit(codes, target, kind == Known.PENDING)
             rows = _spread_of(np.where(kind == Known.PENDING, -np.inf, target), self._max_rows)
@@ -199,7 +199,7 @@ class Surrogate:
         from scipy.special import ndtr
 
         mean, deviation, fails = self._belief(codes)
-        deviation *= self._doubt
+        deviation *= self._boost
         z = (self._best - mean) / deviation
         density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
         gain = deviation * (z * ndtr(z) + density)

@@ -41,7 +41,7 @@ class Source:
     Attributes:
         name: for messages.
         space: what it searched.
-        latency_us: float64 by config id in `space.feasible`; NaN where a configuration failed.
+        latency_us: float64 by config id; NaN where a configuration failed.
         is_bound: bool by config id, where measuring was stopped early: the time is longer than
             `latency_us`, nobody knows by how much. None where all were measured to the end.
     """

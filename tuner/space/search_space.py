@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +47,11 @@ class SearchSpace:
     parameter varies slowest); above, in an order of their own.
 
     Attributes:
-        facts: the named values that are not tuned: problem sizes and device facts.
         rejections: for each constraint, how many combinations of values it was the first to
             reject; its sum with `num_feasible` is `num_cartesian` where nothing is conditional.
     """
 
     parameters: tuple[Parameter, ...]
-    constraints: tuple[Constraint, ...]
-    facts: Mapping[str, Value]
     rejections: Mapping[str, int]
     _set: Diagram | Listed = field(repr=False)
 
@@ -86,7 +82,7 @@ class SearchSpace:
         if diagram.num_feasible <= MAX_LISTED:
             bases = [base_of(parameter) for parameter in parameters]
             found = Listed(diagram.all_rows(), bases)
-        return cls(tuple(parameters), tuple(constraints), dict(facts), rejections, found)
+        return cls(tuple(parameters), rejections, found)
 
     @classmethod
     def listed(cls, parameters: Sequence[Parameter], rows: Ints) -> SearchSpace:
@@ -98,7 +94,7 @@ class SearchSpace:
         """
         bases = [base_of(parameter) for parameter in parameters]
         held = Listed(rows.astype(index_type(bases)), bases)
-        return cls(tuple(parameters), (), {}, {}, held)
+        return cls(tuple(parameters), {}, held)
 
     @property
     def num_cartesian(self) -> int:
@@ -114,11 +110,6 @@ class SearchSpace:
     def is_listed(self) -> bool:
         """Whether `rows()` may be asked for all configurations at once."""
         return isinstance(self._set, Listed)
-
-    @property
-    def feasible(self) -> Sequence[Params]:
-        """Every feasible configuration, each made when it is looked at."""
-        return _Feasible(self)
 
     # ---- many at once: value indices and config ids -----------------------------------------
 
@@ -205,35 +196,6 @@ class SearchSpace:
         name = self.parameters[column].name
         return any(p.when is not None and name in p.when.names for p in self.parameters)
 
-    @property
-    def is_ordered(self) -> Bools:
-        """By parameter, bool (d,): whether its values are numbers, which have an order."""
-        return np.array(
-            [
-                not any(isinstance(value, str | bool) for value in parameter.values)
-                for parameter in self.parameters
-            ]
-        )
-
-    def points(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Return rows of value indices as points of the unit cube, float64 (n, d).
-
-        A number becomes its logarithm, scaled so that the parameter's values span 0 to 1
-        (`sign(x) * log2(1 + |x| / s)` where some are 0 or negative, s the smallest magnitude).
-        Words and booleans have no order: they are all 0, and differ in their value indices. A
-        parameter that is absent, or has one value, is at 0.5.
-        """
-        points = np.empty(rows.shape, dtype=np.float64)
-        for column, (parameter, is_ordered) in enumerate(
-            zip(self.parameters, self.is_ordered, strict=True)
-        ):
-            scale = np.zeros(len(parameter.values) + 1)
-            if is_ordered:
-                scale[:-1] = _scaled(parameter.values)
-            scale[-1] = 0.5
-            points[:, column] = scale[rows[:, column]]
-        return points
-
     def count_by(self, name: str) -> dict[Value, int]:
         """Return how many feasible configurations have each value of a parameter, if any."""
         column = [parameter.name for parameter in self.parameters].index(name)
@@ -244,10 +206,14 @@ class SearchSpace:
     # ---- one at a time: params --------------------------------------------------------------
 
     def coordinates(self, config_id: int) -> tuple[int, ...]:
-        """Return the value indices of `feasible[config id]`."""
+        """Return the value indices of a feasible configuration."""
         if not 0 <= config_id < self.num_feasible:
             raise IndexError(config_id)
         return tuple(self._set.rows(np.array([config_id]))[0].tolist())
+
+    def at(self, config_id: int) -> Params:
+        """Return the feasible configuration of that config id."""
+        return self.params_of(self.coordinates(config_id))
 
     def params_of(self, value_indices: Sequence[int] | ValueIndices) -> Params:
         """Return the configuration with the given value indices, whether it is feasible or not."""
@@ -259,7 +225,7 @@ class SearchSpace:
         }
 
     def index(self, params: Mapping[str, Value]) -> int | None:
-        """Return the config id of `params` in `feasible`, None when it is not there."""
+        """Return the config id of `params`, None where they are not feasible."""
         value_indices = []
         for parameter in self.parameters:
             value_index = len(parameter.values)
@@ -292,7 +258,7 @@ class SearchSpace:
                     value_indices.add(parameter.values.index(wanted[parameter.name]))
             allowed.append(value_indices)
         config_id = self._set.first(allowed)
-        return None if config_id is None else self.params_of(self.coordinates(config_id))
+        return None if config_id is None else self.at(config_id)
 
 
 def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:
@@ -303,43 +269,3 @@ def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:
     while len(drawn) < num:
         drawn = np.unique(np.concatenate([drawn, rng.integers(count, size=num)]))
     return rng.permutation(drawn)[:num]
-
-
-class _Feasible(Sequence[Params]):
-    """The feasible configurations, each made from its value indices when it is looked at."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-
-    def __len__(self) -> int:
-        return self._space.num_feasible
-
-    @overload
-    def __getitem__(self, config_id: int) -> Params: ...
-    @overload
-    def __getitem__(self, config_id: slice) -> list[Params]: ...
-    def __getitem__(self, config_id: int | slice) -> Params | list[Params]:
-        if isinstance(config_id, slice):
-            return [self[i] for i in range(*config_id.indices(len(self)))]
-        place = config_id + len(self) if config_id < 0 else config_id
-        return self._space.params_of(self._space.coordinates(place))
-
-    def __iter__(self) -> Iterator[Params]:
-        num, chunk = len(self), 1000  # at once: ten times faster than one by one
-        for start in range(0, num, chunk):
-            rows = self._space.rows(np.arange(start, min(start + chunk, num)))
-            for value_indices in rows.tolist():
-                yield self._space.params_of(value_indices)
-
-
-def _scaled(values: Sequence[Value]) -> NDArray[np.float64]:
-    numbers = np.array([float(value) for value in values])
-    if len(numbers) == 1:
-        return np.array([0.5])
-    if (numbers > 0).all():
-        logarithms = np.log2(numbers)
-    else:
-        smallest = min((abs(number) for number in numbers if number), default=1.0)
-        logarithms = np.sign(numbers) * np.log2(1 + np.abs(numbers) / smallest)
-    low, high = logarithms.min(), logarithms.max()
-    return (logarithms - low) / (high - low) if high > low else np.full(len(numbers), 0.5)

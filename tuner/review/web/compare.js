@@ -20,8 +20,8 @@
   }
   const config = {responsive: true, displaylogo: false};
   function drawSpeedups() {
-    const proved = sides.map((side, index) => ({...side, index})).filter((side) => side.low !== null);
-    const traces = proved.map((s) => {
+    const verified = sides.map((side, index) => ({...side, index})).filter((side) => side.low !== null);
+    const traces = verified.map((s) => {
       const colour = colours[s.index % colours.length], y = [letter(s.index)];
       return {
         type: "scatter", mode: "markers", x: [s.speedup], y, marker: {size: 12, color: colour},

@@ -201,7 +201,7 @@
   byId("resume")?.addEventListener("click", () => site.ask(`${path}/resume`));
 
   site.follow(`${path}/events`, ({stamp, run, job, waiting: found}) => {
-    const speed = run.speedup === null ? "" : `, best ${run.is_proved ? "" : "so far "}${site.ratio(run.speedup)}`;
+    const speed = run.speedup === null ? "" : `, best ${run.is_verified ? "" : "so far "}${site.ratio(run.speedup)}`;
     byId("state").textContent = run.state;
     byId("state").className = `state ${run.state}`;
     byId("told").textContent =

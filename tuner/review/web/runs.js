@@ -60,8 +60,8 @@
       cells[2].append(noted);
     }
     if (run.speedup !== null) {
-      cells[4].replaceChildren(make("span", (run.is_proved ? "" : "~") + site.ratio(run.speedup), `tone ${run.tone}`));
-      if (run.is_proved && run.low !== null && run.high !== null) {
+      cells[4].replaceChildren(make("span", (run.is_verified ? "" : "~") + site.ratio(run.speedup), `tone ${run.tone}`));
+      if (run.is_verified && run.low !== null && run.high !== null) {
         cells[4].append(make("span", `${site.ratio(run.low)} to ${site.ratio(run.high)}`, "range"));
       }
       if (run.caveat) {
@@ -79,7 +79,7 @@
     for (const run of found) groups.set(run.problemName, [...groups.get(run.problemName) ?? [], run]);
     return [...groups].flatMap(([name, members]) => {
       const row = make("tr", "", "group"), cell = make("th", `${name} `);
-      const best = Math.max(...members.map((run) => run.is_proved ? run.speedup : 0));
+      const best = Math.max(...members.map((run) => run.is_verified ? run.speedup : 0));
       cell.colSpan = labels.length;
       cell.scope = "rowgroup";
       cell.append(make("span", `${members.length} ${members.length === 1 ? "run" : "runs"}${best ? `, best ${site.ratio(best)}` : ""}`, "soft"));
