@@ -291,8 +291,7 @@ class Finalist:
     speed-up on the values that `elsewhere_on` names, and `step` that of a step of training
     (forward, and gradients of inputs and weights), where they were asked for, or `step_failure`
     is why it was not timed. `key` is equal for equal code on equal terms, `race_key` for all that
-    were in one race, and `seed` is that of the probes: a later session need not check or race
-    again.
+    were in one race, and `seed` is that of the probes: no later session checks or races again.
     `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
     kernels are at other numbers of rows, and at which of them the file takes them. `at_sizes` are
     races at each of several tuned sizes, as "batch = 64", with empty checks; the rest is of one.

@@ -244,9 +244,9 @@ def _verdict(
 def _interval_words(interval: Interval) -> str:
     ends = f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
     share = percent(interval.confidence, 3)
-    if interval.num_processes == 1:
-        return f"{ends} in {share} of rounds, seen in 1 process alone"
-    return f"{ends} in {share} of processes; {interval.num_processes} were raced"
+    if interval.num_processes > 1:
+        return f"{ends} in {share} of processes; {interval.num_processes} were raced"
+    return f"{ends} in {share} of rounds, seen in 1 process alone"
 
 
 def _error_words(probes: Sequence[ProbeResult]) -> str:
