@@ -21,6 +21,7 @@ from test_steps import Taken, gradients
 from tuner.batching import Batching
 from tuner.by_batch import (
     ANY_ROWS,
+    FEW_ROWS_WORDS,
     MOST,
     NO_ROWS,
     AtBatch,
@@ -446,7 +447,15 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     line = "kernels run from 64 rows on in calls, from 1024 rows on in steps"
     exported = make_result(trials).exported
     assert exported is not None and any(line in remark for remark in remarks_on(exported))
+    noted = replace(exported.check, notes=(f"{FEW_ROWS_WORDS} (mul): below 64 in calls",))
+    assert not any(line in remark for remark in remarks_on(replace(exported, check=noted)))
+    ended = replace(found, rows={"call": (64, 2048)})
+    told = replace(exported, check=noted, by_batch=ended)
+    assert any("at 64 to 2048 rows" in remark for remark in remarks_on(told))
     assert shown.rows == line
+    assert replace(found, rows={"call": (64, MOST), "step": (64, MOST)}).brief == (
+        "kernels run from 64 rows on in calls and steps"
+    )
     page = page_of(run)
     assert f"{line}; elsewhere the module's own forward runs" in page.text
     assert page.data["charts"]["rows"]["figure"]["data"]

@@ -147,13 +147,15 @@ class Verifier:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             probes = self._probes(contender.is_deterministic)
             begun_s = time.monotonic()
-            results = self._both_ways(pairs, probes, on_probe)
+            rows = pairs[0].rows_taken()
+            results = self._both_ways(pairs, probes, rows, on_probe)
             if all(result.is_accepted for result in results):
                 self.seconds = time.monotonic() - begun_s
         edited = self._files.edited(contender)
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
-        verdict = merge(results, self._accuracy, is_thorough=True)
+        fewest = _fewest_rows(probes, rows)
+        verdict = merge(results, self._accuracy, is_thorough=True, fewest=fewest)
         unasked = (
             [*_unjudged(probes), *shrunk(probes, self._fewer_rows)] if verdict.is_accepted else []
         )
@@ -163,10 +165,10 @@ class Verifier:
         self,
         pairs: Sequence[Pair],
         probes: Sequence[Probe],
+        rows: Mapping[str, tuple[int, int]],
         on_probe: Callable[[Answered], None],
     ) -> list[ProbeResult]:
         """Return verdicts on the file as it is, then on its kernels where it takes none."""
-        rows = pairs[0].rows_taken()
         again = [probe for probe in probes if self._is_left_out(probe, rows)]
         costs = self._costs([*probes, *again])
         total, first_s = len(costs), 0.0  # when the first was answered
@@ -327,6 +329,20 @@ def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> 
     ordered = sorted(results, key=lambda result: places[result.probe.removesuffix(BY_KERNELS)])
     rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
     return ordered[: next(rejected, len(ordered))]
+
+
+def _fewest_rows(probes: Sequence[Probe], rows: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Return of traced probes at fewer rows than a file takes kernels at the fewest that it does.
+
+    What is traced at the problem's own size is not among them, whatever the file says.
+    """
+    found = {}
+    for probe in probes:
+        way = "step" if probe.gradients else "eval" if probe.mode == "eval" else "call"
+        low, high = rows.get(way) or rows.get("call") or (0, 0)
+        if probe.name.startswith(OWN_WORK) and (probe.batch or low) < low <= high:
+            found[probe.name] = low
+    return found
 
 
 def _by_kernels(result: ProbeResult) -> ProbeResult:
