@@ -252,7 +252,7 @@ def test_the_verdicts_bound_has_what_the_counters_say_of_the_longest_kernel(tmp_
         "(other kernels of the two calls reach 1,990)"
     )
     after = counters_brief(CALLS, follows=True)
-    assert after == f"{counters_brief(CALLS)}; their rate is that at full clock"
+    assert after == f"{counters_brief(CALLS)}: less of their rate, which is at full clock"
     page = parts_of(fused(tmp_path, counters=CALLS), ["verdict"])["verdict"]
     assert ". By the GPU&#39;s counters, in product_kernel" in page
     idle = replace(PRODUCT_COUNTED, tensor=0.2, clock_mhz=None)
@@ -286,11 +286,15 @@ def test_the_page_says_what_eager_and_the_file_compute_in(tmp_path):
     head, page = (" ".join(text.replace("&#39;", "'").split()) for text in parts.values())
     assert "accuracy class pytorch (error at most twice PyTorch's own)" in head
     assert "against PyTorch eager (float32, TF32 off in matmul, on in cuDNN)" in head
-    said = "each float32 product as three float16 products, as exact as float32"
+    said = "each float32 product is made of three of float16, as exact as float32"
     assert products_words(run_data) == said and f"<strong>Products:</strong> {said}" in page
-    assert "6.06 ms in the fastest units allowed: PyTorch takes 0.50 times that" in page
+    assert "6.06 ms in the fastest units allowed: PyTorch takes 0.49 times that, " in page
     assert "9.10 ms in the units it uses: 0.16 times" in page
-    on_cpu = replace(environment, device=replace(environment.device, kind="cpu"))
+    assert run_data.result is not None
+    own = replace(run_data, result=replace(run_data.result, is_fallback=True))
+    assert products_words(own) == ""  # the file makes none of its own
+    assert run_data.device is not None
+    on_cpu = replace(environment, device={**environment.device, "kind": "cpu"})
     assert eager_words(replace(run_data, environment=on_cpu)) == "float32"
     unknown = replace(environment, accuracy="")
     assert accuracy_words(replace(run_data, environment=unknown)) == "unknown"

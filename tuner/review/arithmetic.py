@@ -11,10 +11,10 @@ __all__ = ["accuracy_words", "eager_words", "least_words", "products_words", "ro
 
 # How a float32 product is made of others, by precision.
 _PRODUCTS = {
-    "fp16x3": "each float32 product as three float16 products, as exact as float32",
-    "fp16x2": "each float32 product as one float16 product and two corrections in 8 bits",
-    "tf32": "those of float32 in TF32",
-    "fp16": "those of float32 in float16",
+    "fp16x3": "each float32 product is made of three of float16, as exact as float32",
+    "fp16x2": "each float32 product is made of one of float16 and two corrections in 8 bits",
+    "tf32": "each float32 product is one of TF32",
+    "fp16": "each float32 product is one of float16, which keeps as many bits as TF32",
 }
 
 
@@ -41,9 +41,10 @@ def eager_words(run_data: RunData) -> str:
 
 def products_words(run_data: RunData) -> str:
     """Return how the winner makes products of float32, where not in plain float32."""
-    named = run_data.precision
-    is_same = named == run_data.baseline_precision
-    return "" if is_same or not run_data.baseline_precision else _PRODUCTS.get(named, "")
+    named, of_pytorch = run_data.precision, run_data.baseline_precision
+    is_fallback = run_data.result is not None and run_data.result.is_fallback
+    is_known = bool(of_pytorch) and named != of_pytorch and not is_fallback
+    return _PRODUCTS.get(named, "") if is_known else ""
 
 
 def _accuracy(run_data: RunData) -> Accuracy | None:

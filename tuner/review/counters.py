@@ -83,7 +83,11 @@ def counters_brief(calls: CountedCalls, op: str = "", *, follows: bool = False) 
         f"By the GPU's counters, in {kernel_name(longest.name, op)} "
         f"({percent_words(longest.duration_us / total_us)} of the kernels' time) {what}, "
         f"{_share_words(unit, known[unit])}"
-        + (f"{slowed}; their rate is that at full clock" if slowed and follows else slowed)
+        + (
+            f"{slowed}: less of their rate, which is at full clock"
+            if slowed and follows
+            else slowed
+        )
     )
 
 
