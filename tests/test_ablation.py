@@ -37,8 +37,9 @@ def test_a_choice_is_worth_what_the_best_without_it_costs(tmp_path):
     assert (second.name, second.value, second.instead, second.other) == ("block_m", "128", "64", 1)
     assert second.gain == pytest.approx(1501 * 1.5 / 1500) and second.remark == ""
     assert choices_brief(choices_of(run_data), run_data) == (
-        "block_m=128 (1.501x over 64): the best trial with each over the best without it. "
-        "stages=3 may matter more (2.00x over 0), but only 1 trial chose otherwise."
+        "of this search's trials the best with block_m=128 is 1.501x as fast as with 64. "
+        "stages=3 may be worth 2.00x (against 0), but only 1 trial chose otherwise. "
+        "The first configuration tried won; 24 others were slower."
     )
     assert unvaried(run_data, choices_of(run_data)) == (
         "1 choice that no correct trial made otherwise: template."
@@ -57,7 +58,8 @@ def test_a_choice_of_a_captured_module_says_what_it_is(tmp_path):
     assert template.about == "products of float16 in one Hopper kernel"
     assert tile.about == "columns of one tile of a product, which has 128 rows"
     assert choices_brief([template], run_data).startswith(
-        "template=nest_wgmma, products of float16 in one Hopper kernel (2.00x over nest)"
+        "of this search's trials the best with template=nest_wgmma (products of float16 in one "
+        "Hopper kernel) is 2.00x as fast as with nest."
     )
     page = parts_of(run_data, ["why"])["why"]
     assert '<span class="soft">columns of one tile of a product, which has 128 rows</span>' in page
@@ -66,17 +68,18 @@ def test_a_choice_of_a_captured_module_says_what_it_is(tmp_path):
 def test_few_trials_say_little_and_the_verdict_says_so(tmp_path):
     run_data = run_of(tmp_path, searched(8))
     assert choices_brief(choices_of(run_data), run_data).endswith(
-        "chose otherwise. 9 correct trials: little to go by."
+        "won; 8 others were slower. Only 9 correct trials: little to go by."
     )
     page = parts_of(run_data, ["verdict"])["verdict"]
-    assert "9 correct trials: little to go by." in page
+    assert "Only 9 correct trials: little to go by." in page
 
 
 def test_where_no_choice_explains_it_the_verdict_says_that(tmp_path):
     same = [trial(n, 1500.0 + n, block_m=64 << n % 2, stages=3) for n in range(4)]
     run_data = run_of(tmp_path, same)
     assert choices_brief(choices_of(run_data), run_data) == (
-        "the trials do not say which choice made it so. 4 correct trials: little to go by."
+        "the trials do not say which choice made it so. The first configuration tried won; "
+        "3 others were slower. Only 4 correct trials: little to go by."
     )
     assert choices_words(choices_of(run_data)).startswith("No single choice explains it")
     assert choices_words([]).startswith("The trials do not say")

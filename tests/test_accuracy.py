@@ -59,6 +59,28 @@ def test_tf32_is_refused_where_it_does_not_exist():
     Accuracy("float32").require_on("cpu")
 
 
+def test_a_class_says_in_words_what_it_accepts_and_what_math_mode_sets():
+    words = {kind: Accuracy(kind).words for kind in ("float32", "tf32", "pytorch")}
+    assert words == {
+        "float32": "error at most twice PyTorch float32's own",
+        "tf32": "error at most PyTorch TF32's own",
+        "pytorch": "error at most twice PyTorch's own",
+    }
+    loose = Accuracy("tolerance", 1e-2, 1e-4)
+    assert loose.words == "each element within 0.0001 + 0.01 times its value"
+    said = {
+        Accuracy("float32"): "float32, TF32 off",
+        Accuracy("tf32"): "float32, TF32 on",
+        Accuracy("pytorch"): "float32, TF32 off in matmul, on in cuDNN",
+        loose: "float32, TF32 off",
+    }
+    for accuracy, told in said.items():
+        assert accuracy.arithmetic == told
+        with math_mode(accuracy):
+            is_on = torch.get_float32_matmul_precision() == "high"
+            assert accuracy.tf32 == (is_on, torch.backends.cudnn.allow_tf32)
+
+
 def test_math_mode_is_put_back():
     before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     with math_mode(Accuracy("tf32")):

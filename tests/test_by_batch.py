@@ -21,6 +21,7 @@ from test_steps import Taken, gradients
 from tuner.batching import Batching
 from tuner.by_batch import (
     ANY_ROWS,
+    FEW_ROWS_WORDS,
     MOST,
     NO_ROWS,
     AtBatch,
@@ -37,6 +38,7 @@ from tuner.evaluate import batch_times, exposed
 from tuner.evaluate.batch_times import BatchTimes, InTurns
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.exposed import ExposedTimer
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.modules import module_of
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
@@ -446,7 +448,15 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     line = "kernels run from 64 rows on in calls, from 1024 rows on in steps"
     exported = make_result(trials).exported
     assert exported is not None and any(line in remark for remark in remarks_on(exported))
+    noted = replace(exported.check, notes=(f"{FEW_ROWS_WORDS} (mul): below 64 in calls",))
+    assert not any(line in remark for remark in remarks_on(replace(exported, check=noted)))
+    ended = replace(found, rows={"call": (64, 2048)})
+    told = replace(exported, check=noted, by_batch=ended)
+    assert any("at 64 to 2048 rows" in remark for remark in remarks_on(told))
     assert shown.rows == line
+    assert replace(found, rows={"call": (64, MOST), "step": (64, MOST)}).brief == (
+        "kernels run from 64 rows on in calls and steps"
+    )
     page = page_of(run)
     assert f"{line}; elsewhere the module's own forward runs" in page.text
     assert page.data["charts"]["rows"]["figure"]["data"]
@@ -497,6 +507,42 @@ def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(ver
             '_FUSED_ROWS is None or len(x) >= _FUSED_ROWS["call"][0]', "False"
         )
         assert names(checked(verifier, tmp_path, reported)) == own
+
+
+GATE = """import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(16))
+    def forward(self, x):
+        return torch.sigmoid(x * self.weight)
+def get_inputs():
+    return [torch.randn(1024, 16)]
+def get_init_inputs():
+    return []
+"""
+GATE_FROM_512 = """
+_FUSED_ROWS = {"call": (512, 2**63 - 1), "step": (512, 2**63 - 1)}
+class ModelNew(Model):
+    def forward(self, x):
+        if _FUSED_ROWS is None or (x.dim() and len(x) >= _FUSED_ROWS["call"][0]):
+            if x.shape[1:] == (16,) and x.dtype == self.weight.dtype:
+                return 0.5 + 0.5 * torch.tanh(0.5 * (self.weight * x))
+        return super().forward(x)
+"""
+
+
+def test_what_few_rows_explain_is_all_that_a_check_notes_of_the_references_operations(tmp_path):
+    reference, file = tmp_path / "reference.py", tmp_path / "file.py"
+    reference.write_text(GATE)
+    file.write_text(GATE + GATE_FROM_512)
+    spec = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    with Verifier(spec, seed=3) as verifier:
+        check = verifier.check(Contender.of_file(file, is_deterministic=True))
+    assert check.is_accepted, check.reason
+    assert check.notes == (
+        f"{FEW_ROWS_WORDS} (mul, sigmoid): below 512 in calls and for gradients",
+    )
 
 
 def test_a_file_that_leaves_the_timed_size_to_the_reference_is_no_difference(tmp_path):

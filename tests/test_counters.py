@@ -130,7 +130,7 @@ def test_other_columns_are_an_error_that_names_them():
 def test_words_say_what_bounds_each_kernel_and_what_would_help():
     words = counter_words(CountedCalls((), read_counters(TEXT)))
     assert words == [
-        "gemm (96 % of the kernels' time): the tensor cores are busy, at 71 % of the rate; "
+        "gemm (96 % of the kernels' time): the tensor cores are busy, in 71 % of the cycles; "
         "only less arithmetic, or a cheaper precision, helps.",
         "normalise (3.9 % of the kernels' time): no unit is busy: memory 38 %, issue 12 %; warps "
         "wait mostly for data from global memory or the L2; next: more loads under way: more "
@@ -141,7 +141,7 @@ def test_words_say_what_bounds_each_kernel_and_what_would_help():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"memory": 0.91}, "the memory is busy, at 91 % of the rate; fewer bytes help"),
+        ({"memory": 0.91}, "the memory is busy, at 91 % of its rate; fewer bytes help"),
         ({"issue": 0.8}, "the schedulers issue nearly all the time"),
         ({"stalls": {"barrier": 2.0, "wait": 1.0}}, "warps wait mostly for other warps of their"),
         ({"stalls": {}}, "no unit is busy: memory 38 %, issue 12 %."),

@@ -488,7 +488,7 @@ def test_a_comparison_says_which_is_better_and_what_differs_by_value(place, read
     assert "best" in page.inner_text(".chosen li:nth-child(2)")
     sides = {row[0]: row[1:] for row in cells(page, "#sides")}
     assert sides["verdict"] == ["2.00x faster than PyTorch", "2.40x faster than PyTorch"]
-    assert sides["trials"] == ["40 of 20,000 feasible: 36 correct, 4 compile"] * 2
+    assert sides["trials"] == ["40 tried of 20,000 possible: 36 correct, 4 compile"] * 2
     tables = page.eval_on_selector_all(
         "main .scroll table",
         "tables => tables.map(t => t.innerText.trim().split(/\\s+/).join(' '))",

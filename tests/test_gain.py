@@ -173,12 +173,10 @@ def test_a_run_says_how_far_from_the_bound_it_ended(is_fallback, tmp_path):
         to_json(ModuleRecord(outline_from(tmp_path, "x + y"), gain))
     )
     reported = summary(run)
-    assert reported.bound.startswith(
-        "1.20 ms by the device's rates; PyTorch takes 2.50 times that"
-    )
+    assert reported.least.startswith("1.20 ms by the device's rates: PyTorch takes 2.50 times")
     assert reported.verdict.startswith("No faster kernel found") == is_fallback
-    assert ("what was found takes 1.25 times that" in reported.bound) != is_fallback
-    assert "\nbound     1.20 ms" in format_summary(reported)
+    assert reported.least.endswith("2.50 times that, what was found 1.25 times") != is_fallback
+    assert "\nleast     1.20 ms" in format_summary(reported)
 
 
 def run_of_a_module(folder: Path, forward: str) -> Run:
@@ -200,11 +198,12 @@ def test_the_report_shows_graph_tasks_times_and_bound(tmp_path):
         "mean(mul, axes=[1], keepdim=False)</code> (returned)", "<td>30 x 40</td>", "nest 1",
         "<td>PyTorch</td><td class=\"number\">3.00</td>",
         "<td>what was found</td><td class=\"number\">1.50</td>",
-        "<td>the least by the device&#39;s rates</td><td class=\"number\">1.20</td>",
+        "<td>the least by the device&#39;s rates, in the fastest units allowed</td>"
+            "<td class=\"number\">1.20</td>",
         "<td>a copy of as many bytes</td><td class=\"number\">1.30</td>",
     ):  # fmt: skip
         assert words in shown, words
-    assert "<dt>Bound</dt><dd>1.20 ms" in parts_of(RunData.of(run), ["verdict"])["verdict"]
+    assert "<dt>Least time</dt><dd>1.20 ms" in parts_of(RunData.of(run), ["verdict"])["verdict"]
 
 
 def test_the_report_of_another_operator_has_no_module(tmp_path):

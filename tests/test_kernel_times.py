@@ -13,11 +13,15 @@ from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.capture.outline import KernelTask, Step
 from tuner.machine.datasheets import known_device
 from tuner.profiled import CountedCalls, Counters, KernelTime, Launch, Profiled, busy_us
+from tuner.review.arithmetic import accuracy_words, eager_words, products_words
 from tuner.review.counters import counter_words, counters_brief
 from tuner.review.kernel_times import kernel_name, kernels_brief, kernels_view, launch_words
 from tuner.review.kernel_work import makers_words, works_of, works_table
 from tuner.review.report import parts_of
 from tuner.review.run_data import UNITS, RunData
+from tuner.review.sections import LEAST_BAR, _intervals
+from tuner.review.workloads import AS_GIVEN, Workload
+from tuner.trial import Interval
 
 ADD = (
     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::"
@@ -150,7 +154,7 @@ def test_the_least_time_holds_the_products_and_not_their_bytes_alone(tmp_path):
     run_data = replace(run_data, environment=many)
     assert run_data.least_us == pytest.approx(3e12 / (989.4 / 2) / 1e6)
     text = " ".join(parts_of(run_data, ["verdict"])["verdict"].split())
-    assert "by the device&#39;s rates, in the fastest units allowed; PyTorch takes" in text
+    assert "6.06 ms in the fastest units allowed: PyTorch takes" in text
 
 
 def test_bars_keep_their_colours_and_show_what_overlaps(tmp_path):
@@ -191,15 +195,17 @@ def test_two_kernels_that_are_called_alike_are_told_apart(tmp_path):
 def test_the_verdict_says_how_many_kernels_became_how_many(tmp_path):
     run_data = fused(tmp_path)
     assert kernels_brief(run_data) == (
-        "PyTorch's call is 1 kernel, 2.00 ms in all, the longest cutlass with 2.00 ms; the file's "
-        "is 3 kernels, 1.00 ms in all, the longest product_kernel with 620 µs"
+        "PyTorch's call is 1 kernel, 2.00 ms in all, the longest cutlass with 2.00 ms; the "
+        "exported file's call is 3 kernels, 1.00 ms in all, the longest product_kernel with "
+        "620 µs (one profiled call of each; latencies are medians of the race)"
     )
     page = parts_of(run_data, ["verdict"])["verdict"].replace("&#39;", "'")
     assert "<strong>Kernels:</strong> PyTorch's call is 1 kernel" in page
     assert run_data.profiles is not None
     none = replace(run_data.profiles, winner=Profiled(2, 0.0, ()))
     assert kernels_brief(replace(run_data, profiles=none)).endswith(
-        "the file's is 0 kernels, 0 µs in all"
+        "the exported file's call is 0 kernels, 0 µs in all (one profiled call of each; "
+        "latencies are medians of the race)"
     )
     on_cpu = replace(run_data.profiles, is_gpu=False)
     assert kernels_brief(replace(run_data, profiles=on_cpu)) == ""
@@ -229,10 +235,10 @@ CALLS = CountedCalls((SPLIT_COUNTED,), (SPLIT_COUNTED, PRODUCT_COUNTED))
 
 def test_a_clock_below_the_others_is_told_as_power():
     assert counter_words(CALLS, "mine") == [
-        "product_kernel (95 % of the kernels' time): the tensor cores are busy, at 72 % of the "
-        "rate, with the clock at 1,662 MHz where others reach 1,990, as a power limit makes it; "
-        "only less arithmetic, or a cheaper precision, helps.",
-        "split_rows_kernel (5 % of the kernels' time): the memory is busy, at 75 % of the rate; "
+        "product_kernel (95 % of the kernels' time): the tensor cores are busy, in 72 % of the "
+        "cycles, at a clock of 1,662 MHz, as a power limit makes it (other kernels of the two "
+        "calls reach 1,990); only less arithmetic, or a cheaper precision, helps.",
+        "split_rows_kernel (5 % of the kernels' time): the memory is busy, at 75 % of its rate; "
         "fewer bytes help: fuse what reads them again, or store them in fewer bits.",
     ]
     steady = replace(PRODUCT_COUNTED, clock_mhz=1950.0)
@@ -242,13 +248,17 @@ def test_a_clock_below_the_others_is_told_as_power():
 def test_the_verdicts_bound_has_what_the_counters_say_of_the_longest_kernel(tmp_path):
     assert counters_brief(CALLS) == (
         "By the GPU's counters, in product_kernel (95 % of the kernels' time) the tensor cores "
-        "are busy, at 72 %, with the clock at 1,662 MHz where others reach 1,990, as a power "
-        "limit makes it"
+        "are busy, in 72 % of the cycles, at a clock of 1,662 MHz, as a power limit makes it "
+        "(other kernels of the two calls reach 1,990)"
     )
+    after = counters_brief(CALLS, follows=True)
+    assert after == f"{counters_brief(CALLS)}: less of their rate, which is at full clock"
     page = parts_of(fused(tmp_path, counters=CALLS), ["verdict"])["verdict"]
     assert ". By the GPU&#39;s counters, in product_kernel" in page
     idle = replace(PRODUCT_COUNTED, tensor=0.2, clock_mhz=None)
-    assert "no unit is busy, most issue, at 33 %" in counters_brief(CountedCalls((), (idle,)))
+    assert "no unit is busy, most issue, in 33 % of the cycles" in counters_brief(
+        CountedCalls((), (idle,))
+    )
     unknown = replace(idle, tensor=None, memory=None, issue=None)
     assert counters_brief(CountedCalls((), (unknown,))) == ""
     assert counters_brief(CountedCalls((), ())) == ""
@@ -262,3 +272,39 @@ def test_a_roof_that_is_near_says_how_much_is_left(tmp_path):
         page = " ".join(parts_of(run_data, ["verdict"])["verdict"].split())
         assert words in page, page[:3000]
     assert works_table([]) is None
+
+
+# ---- arithmetic -----------------------------------------------------------------------------
+
+
+def test_the_page_says_what_eager_and_the_file_compute_in(tmp_path):
+    """The baseline without TF32; products of three, whose least time is more than the allowed."""
+    run_data = fused(tmp_path)
+    environment = replace(run_data.environment, flops=3e12)
+    run_data = replace(run_data, environment=replace(environment, accuracy="pytorch"))
+    parts = parts_of(run_data, ["head", "verdict"])
+    head, page = (" ".join(text.replace("&#39;", "'").split()) for text in parts.values())
+    assert "accuracy class pytorch (error at most twice PyTorch's own)" in head
+    assert "against PyTorch eager (float32, TF32 off in matmul, on in cuDNN)" in head
+    said = "each float32 product is made of three of float16, as exact as float32"
+    assert products_words(run_data) == said and f"<strong>Products:</strong> {said}" in page
+    assert "6.06 ms in the fastest units allowed: PyTorch takes 0.49 times that, " in page
+    assert "9.10 ms in the units it uses: 0.16 times" in page
+    assert run_data.result is not None
+    own = replace(run_data, result=replace(run_data.result, is_fallback=True))
+    assert products_words(own) == ""  # the file makes none of its own
+    assert run_data.device is not None
+    on_cpu = replace(environment, device={**environment.device, "kind": "cpu"})
+    assert eager_words(replace(run_data, environment=on_cpu)) == "float32"
+    unknown = replace(environment, accuracy="")
+    assert accuracy_words(replace(run_data, environment=unknown)) == "unknown"
+
+
+def test_the_bar_of_a_narrow_interval_is_wider_than_its_mark_and_around_it(tmp_path):
+    narrow = Workload(AS_GIVEN, Interval(4.0, 3.999, 4.001, 0.95, 3))
+    wide = Workload("in a step of training", Interval(3.0, 2.5, 3.5, 0.95, 3))
+    first, second = _intervals([narrow, wide])
+    assert first["width"] == pytest.approx(LEAST_BAR, abs=0.02)
+    assert first["left"] + first["width"] / 2 == pytest.approx(first["at"], abs=0.02)
+    assert second["left"] + second["width"] / 2 == pytest.approx(second["at"], abs=0.02)
+    assert second["width"] == pytest.approx(100 / (1.08 * 3.001), abs=0.02)

@@ -173,4 +173,4 @@ def test_what_the_judge_has_no_memory_for_is_asked_with_fewer_rows(tmp_path):
         check = verifier.check(Contender.of_file(sated, is_deterministic=True))
     assert check.is_accepted, check.reason
     [note] = [note for note in check.notes if "memory ran out" in note]
-    assert "which were asked with fewer rows: " in note and "whole tiles, many (" in note
+    assert "asked again with fewer rows: " in note and "whole tiles, many (" in note

@@ -47,7 +47,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_page_answers_in_the_order_in_which_one_asks(finished):
     page = page_of(finished)
     assert "1.620x faster than PyTorch" in page.text
-    assert "1.580x to 1.660x in 95 % of processes; 5 were raced" in page.text
+    assert "another process would find 1.580x to 1.660x (95 %, from 5 processes)" in page.text
     text = html.unescape(finished.report_path.read_text())
     headings = re.findall(r"<h2[^>]*>([^<]*)", text)
     assert headings == [

@@ -217,7 +217,7 @@ def test_page_goes_on_with_newer_data(browser, tmp_path):
     wanted = [t for t in trials if t.template == "mma"]
     wanted.sort(key=lambda t: (t.outcome.latency_us or 1e9, t.number))
     assert tab.all_numbers() == [trial.number for trial in wanted]  # filter and order are kept
-    assert "40 of 5,120 feasible" in tab.page.locator("[data-part=verdict]").inner_text()
+    assert "40 tried of 5,120 possible" in tab.page.locator("[data-part=verdict]").inner_text()
     assert tab.complaints == []
     tab.close()
 

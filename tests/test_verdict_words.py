@@ -15,6 +15,7 @@ from test_trust_honest import NAMED, SPARSE
 from unusual_modules import GATED
 
 from tuner.check.expected import expected
+from tuner.check.own_work import notes_of
 from tuner.check.probe import Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.tells import TELLS
@@ -22,9 +23,10 @@ from tuner.check.verdict import judge, merge
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import JobSpec
-from tuner.evaluate.verifier import Verifier
+from tuner.evaluate.verifier import Verifier, _fewest_rows
 from tuner.machine.turns import Turns
 from tuner.terminal import print_verdict
+from tuner.trial import ProbeResult
 
 HERE = Path(__file__).parent
 MODULE = HERE / "cheats" / "holds_the_reference.py"  # right, on every probe
@@ -92,6 +94,45 @@ def test_the_note_on_the_references_operations_sees_through_a_look_at_the_values
     (note,) = notes[0]
     assert "(silu, mul) and others (abs, " in note
     assert "in 2 of the 2 ways to call it that are traced: training; eval" in note
+
+
+def test_where_few_rows_alone_explain_the_references_operations_the_note_says_only_that():
+    """A file that takes kernels from 256 rows on was asked for at 200, and at its own size."""
+    own = "runs the reference's own operations (mm, relu)"
+    names = ["training", "eval", "fewer rows", "gradients", "transposed input"]
+    probes = [
+        Probe(
+            f"own work, {name}",
+            batch=None if name in names[:2] else 200,
+            mode="eval" if name == "eval" else "train",
+            gradients="all" if name == "gradients" else "",
+        )
+        for name in names
+    ]
+    fewest = _fewest_rows(probes, {"call": (256, 2**63 - 1), "step": (256, 2**63 - 1)})
+    assert fewest == {f"own work, {name}": 256 for name in names[2:]}
+    results = [
+        ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, True, note="" if probe.batch is None else own)
+        for probe in probes
+    ]
+    few = "with few rows the module's own operations run (mm, relu): below"
+    assert notes_of(results, fewest) == (f"{few} 256 in calls and for gradients",)
+    assert notes_of(results, fewest | {"own work, gradients": 1024}) == (
+        f"{few} 256 in calls, below 1024 for gradients",
+    )
+    assert merge(results, FLOAT32, True, fewest).notes == notes_of(results, fewest)
+    everywhere = [replace(result, note=own) for result in results]
+    assert notes_of(everywhere, fewest)[1:] == (
+        f"right, but it {own} in 2 of the 5 ways to call it that are traced: training; eval",
+    )
+    assert notes_of(results) == (
+        f"right, but it {own} in 3 of the 5 ways to call it that are traced: "
+        "fewer rows; gradients; transposed input",
+    )
+    # Rows that a file never takes, or that it was asked at, explain nothing.
+    assert _fewest_rows(probes, {"call": (2**63 - 1, 0)}) == {}
+    assert _fewest_rows(probes, {"call": (200, 300), "step": (64, 300)}) == {}
+    assert _fewest_rows(probes, {}) == {}
 
 
 def test_another_container_and_another_kind_of_gradient_are_named(tmp_path):

@@ -13,7 +13,7 @@ from tuner.review.report import parts_of
 from tuner.review.run_data import RunData
 from tuner.review.run_index import RunIndex
 from tuner.review.summary import Summary, format_summary, summary_of
-from tuner.review.workloads import caveat_of, least_of, tone_of, workloads_of
+from tuner.review.workloads import caveat_of, least_of, tone_of, tone_words, workloads_of
 from tuner.run import Run
 from tuner.trial import Compiled, Interval, Result
 
@@ -70,6 +70,13 @@ def test_the_colour_is_that_of_the_least_workload(found, tone, caveat):
     assert found.exported is not None and found.exported.interval is not None
     assert tone_of(workloads, found.exported.interval.verdict) == tone
     assert caveat_of(workloads) == caveat
+    kind = found.exported.interval.verdict
+    said = {
+        "good": "in all that was timed",
+        "caution": "with a reservation",
+        "bad": "slower in part of what was timed",
+    }
+    assert tone_words(tone, kind) == (said[tone] if kind == "faster" else "")
     least = least_of(workloads)
     speeds = [w.interval.speedup for w in workloads if w.is_ours]
     assert least is not None and least.interval.speedup == min(speeds)

@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import ConfigDict
 
 __all__ = [
-    "ANY_ROWS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch", "Way", "batches_of",
-    "least_of", "rows_taken", "without_steps_in",
+    "ANY_ROWS", "FEW_ROWS_WORDS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch", "Way",
+    "batches_of", "least_of", "rows_taken", "without_steps_in",
 ]  # fmt: skip
 
 Way = Literal["call", "step", "eval"]
@@ -27,6 +27,7 @@ WAYS: dict[Way, str] = {
 MOST = 2**63 - 1  # no tensor has more rows
 ANY_ROWS = (1, MOST)
 NO_ROWS = (MOST, 0)
+FEW_ROWS_WORDS = "with few rows the module's own operations run"  # of a check's note
 ABOVE = 4  # times the tuned size: as far as is measured
 WORST = 0.97  # of PyTorch's speed: what 3 % less is a user cannot tell from another process
 
@@ -125,7 +126,7 @@ class ByBatch:
     @property
     def brief(self) -> str:
         """Say the same in a line of a terminal; empty where kernels are taken everywhere."""
-        parts = []
+        parts: dict[str, list[str]] = {}
         for way in WAYS if self.rows else ():
             fewest, most = self.rows.get(way, ANY_ROWS)
             if fewest > most:
@@ -136,8 +137,9 @@ class ByBatch:
                 where = f"at {fewest} to {most} rows"
             where += ", with gaps," if way in self.gaps else ""
             if way in self.rows:
-                parts.append(f"{where} in {'eval mode' if way == 'eval' else f'{way}s'}")
-        return f"kernels run {', '.join(parts)}" if parts else ""
+                parts.setdefault(where, []).append("eval mode" if way == "eval" else f"{way}s")
+        told = [f"{where} in {' and '.join(ways)}" for where, ways in parts.items()]
+        return f"kernels run {', '.join(told)}" if told else ""
 
     @property
     def lines(self) -> tuple[str, ...]:

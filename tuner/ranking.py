@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
+from tuner.by_batch import FEW_ROWS_WORDS, MOST
 from tuner.errors import WorkerError
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.trial import Finalist, Trial
@@ -32,8 +33,12 @@ def remarks_on(exported: Finalist) -> list[str]:
             f"a step of training, forward and gradients, is {step.speedup:.2f}x "
             f"[{step.low:.2f}, {step.high:.2f}]"
         )
-    if exported.by_batch is not None and (said := exported.by_batch.brief):
-        remarks.append(f"{said}; elsewhere the module's own forward runs")
+    by_batch = exported.by_batch
+    if by_batch is not None and (said := by_batch.brief):
+        ends = any(most != MOST for _, most in by_batch.rows.values())
+        notes = exported.check.notes
+        if ends or not any(note.startswith(FEW_ROWS_WORDS) for note in notes):
+            remarks.append(f"{said}; elsewhere the module's own forward runs")
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks

@@ -217,7 +217,7 @@ class Screen(Plain):
 
         if self.run_data is None:
             return []
-        found = replace(summary_of(self.run_data), warnings=(), reproduce="")
+        found = replace(summary_of(self.run_data), warnings=(), reproduce="", products="")
         return format_summary(found).splitlines()
 
     def _left(self) -> list[str]:

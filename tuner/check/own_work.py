@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from tuner.by_batch import FEW_ROWS_WORDS
 from tuner.check.crossing import Answer
 from tuner.check.expected import Expected
 from tuner.check.probe import OWN_WORK
@@ -11,6 +12,7 @@ from tuner.trial import ProbeResult
 
 __all__ = ["note_of", "notes_of"]
 
+_SAID = "runs the reference's own operations "
 # What moves, makes or counts, and computes nothing.
 _NO_WORK = {
     "add_",
@@ -35,7 +37,7 @@ def note_of(expected: Expected, answer: Answer) -> str:
         return ""
     more = list(dict.fromkeys(name for name in mine if name not in theirs))
     others = f" and others ({_shown(more)})" if more else ""
-    return f"runs the reference's own operations ({_shown(theirs)}){others}"
+    return f"{_SAID}({_shown(theirs)}){others}"
 
 
 def _shown(operations: Sequence[str]) -> str:
@@ -43,9 +45,38 @@ def _shown(operations: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def notes_of(results: Sequence[ProbeResult]) -> tuple[str, ...]:
-    """Say where a module runs the reference's own operations, and which of the first."""
-    found = [result for result in results if result.note]
+def notes_of(
+    results: Sequence[ProbeResult], fewest: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
+    """Say where a module runs the reference's own operations, and which of the first.
+
+    Args:
+        results: of all probes.
+        fewest: of traced probes that were asked at fewer rows than those from which the file says
+            that it takes kernels, that number of rows, by the probe's name: there it is no
+            finding that it runs the reference's.
+    """
+    fewest = fewest or {}
+    noted = [result for result in results if result.note]
+    few = [result for result in noted if result.probe in fewest]
+    found = [result for result in noted if result.probe not in fewest]
+    return (*_few_rows_note(few, fewest), *_ways_note(found, results))
+
+
+def _few_rows_note(few: Sequence[ProbeResult], fewest: Mapping[str, int]) -> tuple[str, ...]:
+    limits: dict[int, list[str]] = {}
+    for result in few:
+        ways = limits.setdefault(fewest[result.probe], [])
+        way = "for gradients" if "gradients" in result.probe else "in calls"
+        if way not in ways:
+            ways.append(way)
+    if not limits:
+        return ()
+    below = ", ".join(f"below {rows} {' and '.join(ways)}" for rows, ways in limits.items())
+    return (f"{FEW_ROWS_WORDS} {few[0].note.removeprefix(_SAID)}: {below}",)
+
+
+def _ways_note(found: Sequence[ProbeResult], results: Sequence[ProbeResult]) -> tuple[str, ...]:
     if not found:
         return ()
     where = "; ".join(result.probe.removeprefix(OWN_WORK) for result in found)

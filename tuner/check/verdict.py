@@ -357,8 +357,16 @@ def _judge_bits(expected: Expected, answer: Answer) -> str:
     return ""
 
 
-def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool) -> Check:
-    """Return the verdict over all probes: the first reason, and which other probes failed."""
+def merge(
+    results: Sequence[ProbeResult],
+    accuracy: Accuracy,
+    is_thorough: bool,
+    fewest: Mapping[str, int] | None = None,
+) -> Check:
+    """Return the verdict over all probes: the first reason, and which other probes failed.
+
+    `fewest` are rows of traced probes, as `own_work.notes_of` takes them.
+    """
     rejected = [result for result in results if not result.is_accepted]
     if not results:
         return Check(False, accuracy.label, "nothing was asked", (), is_thorough)
@@ -372,6 +380,6 @@ def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool)
     differences = tuple(result.difference for result in results if result.difference)
     return Check(
         not rejected, accuracy.label, reason, tuple(results), is_thorough,
-        () if rejected else (*notes_of(results), *note_at_kinks(results)),
+        () if rejected else (*notes_of(results, fewest), *note_at_kinks(results)),
         differences,
     )  # fmt: skip

@@ -87,6 +87,28 @@ class Accuracy:
             return self.kind
         return f"rtol={_short(self.rtol)},atol={_short(self.atol)}"
 
+    @property
+    def words(self) -> str:
+        """What is accepted, in plain words."""
+        if self.kind == "tolerance":
+            return f"each element within {self.atol:g} + {self.rtol:g} times its value"
+        own = {"float32": "PyTorch float32's", "tf32": "PyTorch TF32's", "pytorch": "PyTorch's"}
+        times = "" if self.kind == "tf32" else "twice "
+        return f"error at most {times}{own[self.kind]} own"
+
+    @property
+    def tf32(self) -> tuple[bool, bool]:
+        """Whether the baseline's float32 products may be TF32: by matmul, by cuDNN."""
+        return self.kind == "tf32", self.kind in ("tf32", "pytorch")
+
+    @property
+    def arithmetic(self) -> str:
+        """How the baseline computes float32 on a GPU, in words."""
+        matmul, cudnn = self.tf32
+        if matmul == cudnn:
+            return f"float32, TF32 {'on' if matmul else 'off'}"
+        return "float32, TF32 off in matmul, on in cuDNN"
+
     def require_on(self, device: str | torch.device) -> None:
         """Raise ProblemError when `device` cannot compute this class's baseline."""
         kind = str(device).partition(":")[0]
@@ -131,10 +153,10 @@ def math_mode(accuracy: Accuracy) -> Iterator[None]:
 
     matmul_before = torch.get_float32_matmul_precision()
     cudnn_before = torch.backends.cudnn.allow_tf32
-    is_tf32 = accuracy.kind == "tf32"
+    matmul, cudnn = accuracy.tf32
     try:
-        torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = is_tf32 or accuracy.kind == "pytorch"
+        torch.set_float32_matmul_precision("high" if matmul else "highest")
+        torch.backends.cudnn.allow_tf32 = cudnn
         yield
     finally:
         torch.set_float32_matmul_precision(matmul_before)

@@ -120,18 +120,30 @@ def choices_brief(choices: Sequence[Choice], run_data: RunData) -> str:
     """Return the same for the verdict; where no choice explains it, that the trials do not say."""
     told = _sure(choices)
     number = len(correct_trials(run_data.trials))
-    few = (
-        f" {count_words(number, 'correct trial')}: little to go by." if number < FEW_TRIALS else ""
-    )
+    few = _first_words(run_data)
+    if number < FEW_TRIALS:
+        few += f" Only {count_words(number, 'correct trial')}: little to go by."
     if not told:
         return f"the trials do not say which choice made it so.{few}"
     parts = [
-        f"{c.name}={c.value}{f', {c.about}' if c.name == 'template' and c.about else ''} "
-        f"({ratio_words(c.gain)} over {c.instead})"
+        f"{c.name}={c.value}{f' ({c.about})' if c.name == 'template' and c.about else ''} "
+        f"{'is ' if c is told[0] else ''}{ratio_words(c.gain)} as fast as with {c.instead}"
         for c in told
     ]
     more = _unsure_words(choices, told)
-    return f"{', '.join(parts)}: the best trial with each over the best without it.{more}{few}"
+    return f"of this search's trials the best with {', with '.join(parts)}.{more}{few}"
+
+
+def _first_words(run_data: RunData) -> str:
+    """Say that the search found nothing faster than what it tried first, where that is so."""
+    best, trials = run_data.best, correct_trials(run_data.trials)
+    if best is None or best.number != 0 or len(trials) < 2:
+        return ""
+    mine = speedup_of(best, run_data) or 0.0
+    slower = sum((speedup_of(trial, run_data) or mine) < mine for trial in trials)
+    others = len(trials) - 1
+    which = f"{others:,} others" if slower == others else f"{slower:,} of {others:,} others"
+    return f" The first configuration tried won; {which} were slower."
 
 
 def _sure(choices: Sequence[Choice]) -> list[Choice]:
@@ -146,8 +158,10 @@ def _unsure_words(choices: Sequence[Choice], told: Sequence[Choice]) -> str:
         return ""
     most = max(unsure, key=lambda choice: choice.gain)
     count = count_words(most.num_without, "trial")
-    seems = f"{most.name}={most.value} may matter more ({ratio_words(most.gain)} over"
-    return f" {seems} {most.instead}), but only {count} chose otherwise."
+    return (
+        f" {most.name}={most.value} may be worth {ratio_words(most.gain)} (against "
+        f"{most.instead}), but only {count} chose otherwise."
+    )
 
 
 def unvaried(run_data: RunData, choices: Sequence[Choice]) -> str:

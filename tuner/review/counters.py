@@ -64,18 +64,30 @@ def counter_words(calls: CountedCalls, op: str = "") -> list[str]:
     ]
 
 
-def counters_brief(calls: CountedCalls, op: str = "") -> str:
-    """Return the same of the longest kernel without advice; empty where nothing was counted."""
+def counters_brief(calls: CountedCalls, op: str = "", *, follows: bool = False) -> str:
+    """Return the same of the longest kernel without advice; empty where nothing was counted.
+
+    Args:
+        calls: that were counted.
+        op: as `counter_words` takes it.
+        follows: a share of the rate stands before it, which is another one where a clock is low.
+    """
     longest = max(calls.winner, key=lambda kernel: kernel.duration_us, default=None)
     if longest is None or not (known := _shares(longest)):
         return ""
     total_us = sum(kernel.duration_us for kernel in calls.winner) or 1.0
     unit = max(known, key=lambda name: known[name])
     what = _BUSY_WORDS[unit][0] if known[unit] >= BUSY else f"no unit is busy, most {_UNITS[unit]}"
+    slowed = _clock_words(longest, calls)
     return (
         f"By the GPU's counters, in {kernel_name(longest.name, op)} "
-        f"({percent_words(longest.duration_us / total_us)} of the kernels' time) {what}, at "
-        f"{percent_words(known[unit])}{_clock_words(longest, calls)}"
+        f"({percent_words(longest.duration_us / total_us)} of the kernels' time) {what}, "
+        f"{_share_words(unit, known[unit])}"
+        + (
+            f"{slowed}: less of their rate, which is at full clock"
+            if slowed and follows
+            else slowed
+        )
     )
 
 
@@ -84,14 +96,19 @@ def _shares(kernel: Counters) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
+def _share_words(unit: str, share: float) -> str:
+    words = percent_words(share)
+    return f"at {words} of its rate" if unit == "memory" else f"in {words} of the cycles"
+
+
 def _clock_words(kernel: Counters, calls: CountedCalls) -> str:
     """Say where a kernel's clock is below that of others, as it is where power is at its limit."""
     clocks = [k.clock_mhz for k in (*calls.winner, *calls.baseline) if k.clock_mhz]
     if not kernel.clock_mhz or kernel.clock_mhz > SLOWED * max(clocks):
         return ""
     return (
-        f", with the clock at {kernel.clock_mhz:,.0f} MHz where others reach {max(clocks):,.0f}, "
-        "as a power limit makes it"
+        f", at a clock of {kernel.clock_mhz:,.0f} MHz, as a power limit makes it (other kernels "
+        f"of the two calls reach {max(clocks):,.0f})"
     )
 
 
@@ -103,7 +120,7 @@ def _words(kernel: Counters, calls: CountedCalls) -> str:
     if known[unit] >= BUSY:
         what, advice = _BUSY_WORDS[unit]
         slowed = _clock_words(kernel, calls)
-        return f"{what}, at {percent_words(known[unit])} of the rate{slowed}; {advice}"
+        return f"{what}, {_share_words(unit, known[unit])}{slowed}; {advice}"
     said = "no unit is busy: " + ", ".join(
         f"{words} {percent_words(known[name])}" for name, words in _UNITS.items() if name in known
     )

@@ -41,7 +41,7 @@ from tuner.trial import Finalist, Status, Trial
 __all__ = ["PARTS", "shown"]
 
 MOST_STEPS = 8  # of one piece of a module's picture
-LEAST_BAR = 0.4  # % of a figure's width: less could not be seen
+LEAST_BAR = 1.6  # % of a figure's width: less could not be seen behind its mark
 _STATUS_MEANING = {
     Status.CORRECT: "accepted by the check, and timed",
     Status.CONSTRAINTS: "refused before anything ran",
@@ -107,18 +107,15 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
     def place(ratio: float) -> float:
         return round(100 * (ratio - low) / span, 2)
 
-    return [
-        {
-            "name": "the reference's own weights and inputs" if w.name == AS_GIVEN else w.name,
-            "interval": w.interval,
-            "is_ours": w.is_ours,
-            "left": place(w.interval.low),
-            "width": max(LEAST_BAR, round(place(high(w)) - place(w.interval.low), 2)),
-            "at": place(w.interval.speedup),
-            "one": place(1.0),
-        }
-        for w in workloads
-    ]
+    rows = []
+    for w in workloads:
+        left, right = place(w.interval.low), place(high(w))
+        more = max(0.0, LEAST_BAR - (right - left)) / 2  # on either side
+        name = "the reference's own weights and inputs" if w.name == AS_GIVEN else w.name
+        row = {"name": name, "interval": w.interval, "is_ours": w.is_ours, "one": place(1.0)}
+        row |= {"left": round(left - more, 2), "width": round(right - left + 2 * more, 2)}
+        rows.append({**row, "at": place(w.interval.speedup)})
+    return rows
 
 
 def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
@@ -175,12 +172,12 @@ def _limit_words(limits: Sequence[Mapping[str, Any]], *, has_parts: bool = False
     if not limits:
         return ""
     nearest = max(limits, key=lambda limit: float(limit["share"]))
-    words = f"nearest is {nearest['what']}, at {percent_words(nearest['share'])} of the rate"
+    words = f"nearest is {nearest['what']}, at {percent_words(nearest['share'])} of their rate"
     if nearest["share"] >= 1:
-        return f"{words}: nothing is left without less work, or cheaper work"
+        return f"{words}: in these units nothing is left without less work"
     if nearest["share"] >= NEAR:
         left = ratio_words(1 / nearest["share"])
-        return f"{words}: at most {left} is left without less work, or cheaper work"
+        return f"{words}: in these units at most {left} is left without less work"
     if has_parts:
         return (
             f"{words} of the whole call, each operand counted once; above is how near each task is"
@@ -203,7 +200,8 @@ def _bound_words(run_data: RunData, told: Summary) -> str:
     works, counters = works_of(run_data), run_data.counters
     by_task = works_words(works) if _has_parts(works) else ""
     words = by_task or _limit_words(_limits(run_data, told))
-    counted = counters_brief(counters, run_data.environment.op) if counters else ""
+    op = run_data.environment.op
+    counted = counters_brief(counters, op, follows=bool(words)) if counters else ""
     return ". ".join(part for part in (words, counted) if part)
 
 
@@ -216,7 +214,7 @@ def _shown_module(run_data: RunData, told: Summary) -> dict[str, Any]:
     times = [
         ("PyTorch", told.baseline_us),
         ("what was found: nothing faster" if is_fallback else "what was found", told.latency_us),
-        ("the least by the device's rates", run_data.least_us),
+        ("the least by the device's rates, in the fastest units allowed", run_data.least_us),
         ("a copy of as many bytes", module.gain.copy_us),
     ]
     known = [(what, time_us) for what, time_us in times if time_us]

@@ -11,6 +11,14 @@ from typing import Literal
 
 from tuner.problem.modes import MODE_WORDS
 from tuner.review.advice import Advice, advice_of
+from tuner.review.arithmetic import (
+    accuracy_words,
+    eager_words,
+    least_words,
+    products_words,
+    roofline_words,
+    throughput_words,
+)
 from tuner.review.formatting import (
     NONE,
     count_words,
@@ -18,12 +26,10 @@ from tuner.review.formatting import (
     outlook_words,
     params_words,
     percent_words,
-    rate_words,
     ratio_words,
     rejection_words,
     relative_path,
     sizes_words,
-    three_digits,
     us_words,
 )
 from tuner.review.run_data import RunData
@@ -33,6 +39,7 @@ from tuner.review.workloads import (
     caveat_of,
     headline_of,
     tone_of,
+    tone_words,
     trust_of,
     untimed_of,
     workloads_of,
@@ -64,7 +71,9 @@ class Summary:
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
     the errors against float64 beside the baseline's own. `workloads` are all that was timed of
     the file, `caveat` what is materially less than the headline, `tone` the colour of both,
-    `trust` what stands behind them, in one line, `untimed` on what the speed was not verified.
+    `tone_words` what that says, `trust` what stands behind them, in one line, `untimed` on what
+    the speed was not verified. `accepts` is the accuracy class with what it accepts, `eager` what
+    PyTorch's own modules compute in, `products` how the winner makes float32 products of others.
     `num_rejected` trials were correct at screening, and are not. `rewrites` are those of a
     module's graph and `rows` where its kernels run, in words. Paths are relative to `path`.
     """
@@ -74,6 +83,9 @@ class Summary:
     title: str
     device: str
     accuracy: str
+    accepts: str
+    eager: str
+    products: str
     mode: str
     sizes: str
     verdict: str
@@ -82,6 +94,7 @@ class Summary:
     trust: str
     untimed: str
     tone: Tone
+    tone_words: str
     workloads: tuple[Workload, ...]
     kind: Literal["faster", "slower", "no difference", "rejected", "open"]
     measured: str
@@ -102,7 +115,7 @@ class Summary:
     compiled: str
     throughput: str
     roofline: str
-    bound: str
+    least: str
     rewrites: tuple[str, ...]
     rows: str
     export_path: str
@@ -142,6 +155,9 @@ def summary_of(run_data: RunData) -> Summary:
         title=environment.title or op,
         device=run_data.device_name,
         accuracy=environment.accuracy or "unknown",
+        accepts=accuracy_words(run_data),
+        eager=eager_words(run_data),
+        products=products_words(run_data),
         mode=MODE_WORDS.get(environment.mode, ""),
         sizes=sizes_words(environment.sizes),
         verdict=verdict,
@@ -149,7 +165,8 @@ def summary_of(run_data: RunData) -> Summary:
         caveat=caveat_of(workloads),
         trust=trust_of(result),
         untimed=untimed_of(result),
-        tone=tone_of(workloads, kind),
+        tone=(tone := tone_of(workloads, kind)),
+        tone_words=tone_words(tone, kind),
         workloads=workloads,
         kind=kind,
         measured=measured,
@@ -168,9 +185,9 @@ def summary_of(run_data: RunData) -> Summary:
         probes=check.probes if check else (),
         ties=tuple(n for n in result.ties if n != result.winner) if result else (),
         compiled=_compiled_words(result.compiled if result else None),
-        throughput=_throughput_words(run_data, latency_us),
-        roofline=_roofline_words(run_data, latency_us),
-        bound=_bound_words(run_data, latency_us, baseline_us),
+        throughput=throughput_words(run_data, latency_us),
+        roofline=roofline_words(run_data, latency_us),
+        least=least_words(run_data, latency_us, baseline_us),
         rewrites=tuple(r.words for r in run_data.module.outline.rewrites)
         if run_data.module
         else (),
@@ -190,7 +207,7 @@ def _figures_of(run_data: RunData) -> tuple[float | None, float | None, float | 
     if finalist is not None and finalist.latency_us is not None:
         is_export = run_data.result is not None and run_data.result.exported is finalist
         what = "the exported file" if is_export else "the winner"
-        words = f"{what}, raced against the baseline in fresh processes"
+        words = f"{what}, raced against PyTorch in fresh processes"
         return finalist.latency_us, finalist.noise, baseline_us, words
     measurement = best.outcome.measurement if best else None
     if measurement is None:
@@ -244,9 +261,9 @@ def _verdict(
 def _interval_words(interval: Interval) -> str:
     ends = f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
     share = percent(interval.confidence, 3)
-    if interval.num_processes > 1:
-        return f"{ends} in {share} of processes; {interval.num_processes} were raced"
-    return f"{ends} in {share} of rounds, seen in 1 process alone"
+    if interval.num_processes == 1:
+        return f"another round would find {ends} ({share}, from 1 process alone)"
+    return f"another process would find {ends} ({share}, from {interval.num_processes} processes)"
 
 
 def _error_words(probes: Sequence[ProbeResult]) -> str:
@@ -262,7 +279,7 @@ def _error_words(probes: Sequence[ProbeResult]) -> str:
     return (
         f"against float64, {first.probe}: rms {first.rms_rel:.1e}, max {first.max_abs:.1e} "
         f"(PyTorch's own {first.baseline_rms_rel:.1e}, {first.baseline_max_abs:.1e}); "
-        f"at most {worst:.2f} times the baseline's own error on any probe ('{probe.probe}'); "
+        f"{worst:.2f} times PyTorch's own on the worst probe ('{probe.probe}'); "
         f"{accepted} of {len(probes)} probes accepted{draws_words(probes)}"
     )
 
@@ -283,75 +300,36 @@ def _compiled_words(compiled: Compiled | None) -> str:
     return (
         f"torch.compile ({compiled.mode}) takes {us_words(compiled.latency_us)}, "
         f"{ratio_words(compiled.interval.speedup)} PyTorch's speed; the exported file runs at "
-        f"{ratio_words(compiled.ours.speedup)} of that ({_interval_words(compiled.ours)})"
+        f"{ratio_words(compiled.ours.speedup)} of that; {_interval_words(compiled.ours)}"
     )
-
-
-def _throughput_words(run_data: RunData, latency_us: float | None) -> str:
-    flops, num_bytes = run_data.environment.flops, run_data.environment.bytes
-    if not latency_us or not flops:
-        return ""
-    words = rate_words(flops / latency_us / 1e6)
-    if num_bytes:
-        words += f", {three_digits(num_bytes / latency_us / 1e3)} GB/s"
-    return words
-
-
-def _roofline_words(run_data: RunData, latency_us: float | None) -> str:
-    """Return the share of the roofline of the units that are used; empty if it is not known.
-
-    Which units a kernel of PyTorch's own uses is not recorded: then the fastest that the accuracy
-    class allows are named, the only ones that cannot be passed.
-    """
-    bounds = run_data.bounds()
-    if not latency_us or not bounds:
-        return ""
-    used = next((b for b in bounds if b.precision == run_data.precision), None)
-    bound = used or min(bounds, key=lambda bound: bound.latency_us)
-    which = "which it computes in" if used else "the fastest that the accuracy class allows"
-    limit = "memory" if bound.is_memory else "arithmetic"
-    return (
-        f"{100 * bound.latency_us / latency_us:.0f} % of {rate_words(bound.tflops)}, the roofline "
-        f"({limit}) of {bound.words}, {which}"
-    )
-
-
-def _bound_words(run_data: RunData, latency_us: float | None, baseline_us: float | None) -> str:
-    """Return how far a derived operator is from the device's bound; empty if not known."""
-    bound_us = run_data.least_us
-    if not bound_us:
-        return ""
-    is_fallback = run_data.result is not None and run_data.result.is_fallback
-    ours_us = None if is_fallback else latency_us
-    times = {"PyTorch": baseline_us, "what was found": ours_us}
-    parts = [f"{who} takes {us / bound_us:.2f} times that" for who, us in times.items() if us]
-    is_arithmetic = run_data.module is not None and bound_us != run_data.module.gain.bound_us
-    units = ", in the fastest units allowed" if is_arithmetic else ""
-    return "; ".join([f"{us_words(bound_us)} by the device's rates{units}", *parts])
 
 
 # ---- the terminal ---------------------------------------------------------------------------
 
-_COLUMNS, _MAX_LINES, _LABEL = 80, 20, 10
+_COLUMNS, _MAX_LINES, _LABEL = 80, 22, 10
 
 
 def format_summary(summary: Summary) -> str:
-    """Return the summary as plain text: at most 20 lines of at most 80 columns."""
+    """Return the summary as plain text: at most 22 lines of at most 80 columns."""
     s = summary
     latency = us_words(s.latency_us) + (
         f" ± {percent_words(s.noise)}" if s.noise is not None else ""
     )
+    eager = f" ({s.eager})" if s.eager else ""
     pairs = [
-        ("verdict", s.verdict + (f" ({s.certainty})" if s.certainty else "")),
+        ("verdict", s.verdict + (f"; {s.certainty}" if s.certainty else "")),
         ("but", s.caveat),
         (
             "latency",
-            f"{latency}, PyTorch {us_words(s.baseline_us)}; {s.measured}" if s.best else NONE,
+            f"{latency}, PyTorch {us_words(s.baseline_us)}{eager}; {s.measured}"
+            if s.best
+            else NONE,
         ),
         ("compiled", s.compiled),
         ("error", s.error),
         ("speed", "; ".join(words for words in (s.throughput, s.roofline) if words)),
-        ("bound", s.bound),
+        ("products", s.products),
+        ("least", s.least),
         ("rewrites", "; ".join(s.rewrites)),
         ("trials", trial_words(s)),
         ("remaining", outlook_words(s.outlook)),
@@ -380,7 +358,7 @@ def format_summary(summary: Summary) -> str:
 
 def trial_words(s: Summary) -> str:
     """Return how many trials there were, by status."""
-    of = f" of {s.num_feasible:,} feasible" if s.num_feasible is not None else ""
+    of = f" tried of {s.num_feasible:,} possible" if s.num_feasible is not None else ""
     counts = ", ".join(f"{count:,} {status}" for status, count in s.counts.items())
     rejected = f", of them {s.num_rejected:,} rejected by the full check" if s.num_rejected else ""
     return f"{s.num_trials:,}{of}" + (f": {counts}{rejected}" if counts else "")

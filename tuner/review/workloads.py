@@ -24,6 +24,7 @@ __all__ = [
     "headline_of",
     "least_of",
     "tone_of",
+    "tone_words",
     "trust_of",
     "untimed_of",
     "workloads_of",
@@ -126,6 +127,17 @@ def tone_of(workloads: Sequence[Workload], kind: str) -> Tone:
     if "slower" in verdicts:
         return "bad"
     return "caution" if "no difference" in verdicts or caveat_of(workloads) else "good"
+
+
+def tone_words(tone: Tone, kind: str) -> str:
+    """Return what a colour says beside a headline; empty where the headline says it itself."""
+    if kind != "faster":
+        return ""
+    return {
+        "good": "in all that was timed",
+        "caution": "with a reservation",
+        "bad": "slower in part of what was timed",
+    }.get(tone, "")
 
 
 def trust_of(result: Result | None) -> str:
