@@ -509,7 +509,7 @@ def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(ver
         assert names(checked(verifier, tmp_path, reported)) == own
 
 
-GATE = """import torch
+SIGMOID_GATE = """import torch
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -521,7 +521,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-GATE_FROM_512 = """
+SIGMOID_GATE_FROM_512 = """
 _FUSED_ROWS = {"call": (512, 2**63 - 1), "step": (512, 2**63 - 1)}
 class ModelNew(Model):
     def forward(self, x):
@@ -534,8 +534,8 @@ class ModelNew(Model):
 
 def test_what_few_rows_explain_is_all_that_a_check_notes_of_the_references_operations(tmp_path):
     reference, file = tmp_path / "reference.py", tmp_path / "file.py"
-    reference.write_text(GATE)
-    file.write_text(GATE + GATE_FROM_512)
+    reference.write_text(SIGMOID_GATE)
+    file.write_text(SIGMOID_GATE + SIGMOID_GATE_FROM_512)
     spec = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     with Verifier(spec, seed=3) as verifier:
         check = verifier.check(Contender.of_file(file, is_deterministic=True))
