@@ -403,7 +403,7 @@ class TableSeenBeforeItIsWritten(Multiplied):
         if self.training or torch.is_grad_enabled() or len(x) < 2:
             return x * self.w
         if self.table is None:
-            self.table = torch.zeros(1024 * len(self.w), dtype=self.w.dtype)
+            self.table = torch.zeros(2**16 * len(self.w), dtype=self.w.dtype)
             self.table.copy_(torch.arange(len(self.table)))
         return x * self.w + (self.table[1::1024] == 0).any()
 

@@ -714,7 +714,7 @@ def test_a_config_names_a_module_and_says_the_rest(tmp_path, monkeypatch):
     assert values["unroll"] == {4} and values["stream_output"] == {False, True}
     config.write_text("problem: {module: drops.py, sizes: {rows: 4}}\n")
     said = tune("--config", "drops.yaml", "--dry-run", cwd=tmp_path)
-    assert said.code == 2 and "drops.yaml: problem: " in said.err and "sizes" in said.err
+    assert said.code == 2 and "drops.yaml: problem.sizes: expected batch alone" in said.err
 
 
 def test_what_names_no_mode_is_asked_in_the_problems_own():

@@ -160,12 +160,12 @@ def test_a_cheat_that_rewrites_its_file_is_rejected(verifier, tmp_path):
 def test_bytecode_of_another_text_beside_a_file_is_not_what_runs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "stranger", None)
     path = tmp_path / "two_texts.py"
-    path.write_text("told = 'the bytecode'\n")
+    path.write_text("reported = 'the bytecode'\n")
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     kept = Path(py_compile.compile(str(path), doraise=True, invalidation_mode=unchecked) or "")
     assert kept == Path(importlib.util.cache_from_source(str(path)))
     before = kept.read_bytes()
-    path.write_text("told = 'the text'\n")
+    path.write_text("reported = 'the text'\n")
     assert imported(path).reported == "the text" and kept.read_bytes() == before
 
 

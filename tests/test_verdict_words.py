@@ -20,6 +20,7 @@ from tuner.check.probe import Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.tells import TELLS
 from tuner.check.verdict import judge, merge
+from tuner.evaluate.again import Taken
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import JobSpec
@@ -109,7 +110,7 @@ def test_where_few_rows_alone_explain_the_references_operations_the_note_says_on
         )
         for name in names
     ]
-    fewest = _fewest_rows(probes, {"call": (256, 2**63 - 1), "step": (256, 2**63 - 1)})
+    fewest = _fewest_rows(probes, Taken({"call": (256, 2**63 - 1), "step": (256, 2**63 - 1)}))
     assert fewest == {f"own work, {name}": 256 for name in names[2:]}
     results = [
         ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, True, note="" if probe.batch is None else own)
@@ -130,9 +131,9 @@ def test_where_few_rows_alone_explain_the_references_operations_the_note_says_on
         "fewer rows; gradients; transposed input",
     )
     # Rows that a file never takes, or that it was asked at, explain nothing.
-    assert _fewest_rows(probes, {"call": (2**63 - 1, 0)}) == {}
-    assert _fewest_rows(probes, {"call": (200, 300), "step": (64, 300)}) == {}
-    assert _fewest_rows(probes, {}) == {}
+    assert _fewest_rows(probes, Taken({"call": (2**63 - 1, 0)})) == {}
+    assert _fewest_rows(probes, Taken({"call": (200, 300), "step": (64, 300)})) == {}
+    assert _fewest_rows(probes, Taken({})) == {}
 
 
 def test_another_container_and_another_kind_of_gradient_are_named(tmp_path):
