@@ -107,6 +107,7 @@ def in_short(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a summary that the table needs, ratios as they were measured."""
     names = ("kind", "verdict", "device", "latency_us", "baseline_us", "bound", "num_trials")
     found = {name: summary.get(name) for name in names}
+    found["kind"] = found["kind"] or "failed"
     found["interval"] = summary.get("interval")
     found["compiled"] = summary.get("compiled")
     result = Path(summary.get("path") or ".") / "result.json"

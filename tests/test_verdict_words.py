@@ -24,7 +24,7 @@ from tuner.evaluate.again import Taken
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import JobSpec
-from tuner.evaluate.verifier import Verifier, _fewest_rows
+from tuner.evaluate.verifier import Verifier
 from tuner.machine.turns import Turns
 from tuner.terminal import print_verdict
 from tuner.trial import ProbeResult
@@ -110,7 +110,7 @@ def test_where_few_rows_alone_explain_the_references_operations_the_note_says_on
         )
         for name in names
     ]
-    fewest = _fewest_rows(probes, Taken({"call": (256, 2**63 - 1), "step": (256, 2**63 - 1)}))
+    fewest = Taken({"call": (256, 2**63 - 1), "step": (256, 2**63 - 1)}).fewest_rows(probes)
     assert fewest == {f"own work, {name}": 256 for name in names[2:]}
     results = [
         ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, True, note="" if probe.batch is None else own)
@@ -131,9 +131,9 @@ def test_where_few_rows_alone_explain_the_references_operations_the_note_says_on
         "fewer rows; gradients; transposed input",
     )
     # Rows that a file never takes, or that it was asked at, explain nothing.
-    assert _fewest_rows(probes, Taken({"call": (2**63 - 1, 0)})) == {}
-    assert _fewest_rows(probes, Taken({"call": (200, 300), "step": (64, 300)})) == {}
-    assert _fewest_rows(probes, Taken({})) == {}
+    assert Taken({"call": (2**63 - 1, 0)}).fewest_rows(probes) == {}
+    assert Taken({"call": (200, 300), "step": (64, 300)}).fewest_rows(probes) == {}
+    assert Taken({}).fewest_rows(probes) == {}
 
 
 def test_another_container_and_another_kind_of_gradient_are_named(tmp_path):

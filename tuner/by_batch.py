@@ -160,11 +160,11 @@ def least_of(measured: Sequence[AtBatch], way: Way) -> list[AtBatch]:
     return [found[rows] for rows in sorted(found)]
 
 
-def batches_of(tuned_rows: int, also: Sequence[int] = ()) -> list[int]:
+def batches_of(tuned_rows: int, tuned: Sequence[int] = ()) -> list[int]:
     """Return the numbers of rows that are measured: powers of two, and the tuned sizes."""
     powers = (2**n for n in range((ABOVE * tuned_rows).bit_length()))
     below = (rows for rows in powers if rows <= ABOVE * tuned_rows)
-    return sorted({tuned_rows, *also, *below})
+    return sorted({tuned_rows, *tuned, *below})
 
 
 def rows_taken(

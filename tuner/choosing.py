@@ -64,8 +64,8 @@ def ranges_of(chosen: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 def chosen_at(rows: int, ranges: Sequence[tuple[int, int]]) -> int:
-    """Return the kernel for so many rows."""
-    return next(kernel for most, kernel in ranges if rows <= most)
+    """Return the kernel for so many rows: the last one's where no range reaches that far."""
+    return next((kernel for most, kernel in ranges if rows <= most), ranges[-1][1])
 
 
 def decided(found: ByBatch, kernels: Kernels) -> ByBatch:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tuner.check.batches import MOST
 from tuner.check.probe import OWN_WORK, Probe
+from tuner.choosing import chosen_at
 
 __all__ = ["Again", "Taken", "plain_name"]
 
@@ -72,10 +73,20 @@ class Taken:
 
     def _at(self, rows: int) -> set[int]:
         """Return the kernels for so many rows: of calls, of steps, of eval mode."""
-        return {
-            next((kernel for most, kernel in ranges if rows <= most), ranges[-1][1])
-            for ranges in self.kernels.values()
-        }
+        return {chosen_at(rows, ranges) for ranges in self.kernels.values()}
+
+    def fewest_rows(self, probes: Sequence[Probe]) -> dict[str, int]:
+        """Return of traced probes at fewer rows than the file takes kernels at the fewest it does.
+
+        What is traced at the problem's own size is not among them, whatever the file says.
+        """
+        found = {}
+        for probe in probes:
+            way = "step" if probe.gradients else "eval" if probe.mode == "eval" else "call"
+            low, high, *_ = self.rows.get(way) or self.rows.get("call") or (0, 0)
+            if probe.name.startswith(OWN_WORK) and (probe.batch or low) < low <= high:
+                found[probe.name] = low
+        return found
 
     def again(self, probes: Sequence[Probe], num_rows: int | None) -> list[Again]:
         """Return what is asked once more, and by which kernel.
@@ -84,14 +95,8 @@ class Taken:
             probes: that were put to the file as it is.
             num_rows: of those that name no number of rows.
         """
-        rows_of = {
-            probe.name: num_rows if probe.batch is None else probe.batch for probe in probes
-        }
-        asked = [
-            (probe, rows)
-            for probe in probes
-            if (rows := rows_of[probe.name]) is not None and not probe.name.startswith(OWN_WORK)
-        ]
+        each = [(p, num_rows if p.batch is None else p.batch) for p in probes]
+        asked = [(p, n) for p, n in each if n is not None and not p.name.startswith(OWN_WORK)]
         if not self.kernels:
             left_out = tuple(probe for probe, rows in asked if self.leaves_out(rows))
             return [Again(left_out)] if left_out else []

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.check.probe import OWN_WORK, Modes, Probe
+from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
@@ -154,7 +154,7 @@ class Verifier:
         edited = self._files.edited(contender)
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
-        fewest = _fewest_rows(probes, taken)
+        fewest = taken.fewest_rows(probes)
         verdict = merge(results, self._accuracy, is_thorough=True, fewest=fewest)
         unasked = (
             [*_unjudged(probes), *shrunk(probes, self._fewer_rows)] if verdict.is_accepted else []
@@ -324,20 +324,6 @@ def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> 
     ordered = sorted(results, key=lambda result: places[plain_name(result.probe)])
     rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
     return ordered[: next(rejected, len(ordered))]
-
-
-def _fewest_rows(probes: Sequence[Probe], taken: Taken) -> dict[str, int]:
-    """Return of traced probes at fewer rows than a file takes kernels at the fewest that it does.
-
-    What is traced at the problem's own size is not among them, whatever the file says.
-    """
-    found = {}
-    for probe in probes:
-        way = "step" if probe.gradients else "eval" if probe.mode == "eval" else "call"
-        low, high, *_ = taken.rows.get(way) or taken.rows.get("call") or (0, 0)
-        if probe.name.startswith(OWN_WORK) and (probe.batch or low) < low <= high:
-            found[probe.name] = low
-    return found
 
 
 def _by_kernels(result: ProbeResult, again: Again) -> ProbeResult:
