@@ -519,6 +519,26 @@ def test_a_child_that_is_born_while_its_worker_is_closed_is_ended(worker, monkey
     assert born and is_gone(born[0])
 
 
+def test_temporary_files_are_where_each_process_was_asked_to_keep_them(tmp_path, monkeypatch):
+    """An import may ask for that folder in the server: it was the first build's, and then gone."""
+    (tmp_path / "asks_early.py").write_text(
+        "import tempfile\ntempfile.gettempdir()\n"
+        "def answer(**options):\n    print(tempfile.gettempdir(), flush=True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("first", "second"):
+        (folder := tmp_path / name).mkdir()
+        env = {**os.environ, forkserver.ALSO: "asks_early", "TMPDIR": str(folder)}
+        ours, theirs = os.pipe()
+        path = {"path": forkserver.import_path(sys.path)}
+        process = forkserver.start_process("asks_early:answer", path, env, theirs)
+        os.close(theirs)
+        with os.fdopen(ours) as output:
+            assert output.read().strip() == str(folder)
+        process.reap()
+        folder.rmdir()
+
+
 def test_a_server_that_is_ready_is_the_one_that_forks(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # an environment that no other test has
     with Worker(ENTRY) as worker:

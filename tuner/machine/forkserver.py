@@ -27,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 import weakref
@@ -380,6 +381,7 @@ def _become(request: Mapping[str, Any], output_fd: int) -> None:
     os.close(output_fd)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # what an import asked for was the server's, and may be gone
     with contextlib.suppress(OSError):  # it is gone, or not ours to enter
         os.chdir(request["folder"])
 
