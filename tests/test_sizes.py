@@ -380,6 +380,7 @@ def test_eval_mode_and_a_live_modules_parameters_work_at_every_size(files):
         model.train()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_the_choice_is_compiled_in_one_graph_with_the_module(files):
     for is_dynamic in (False, True):
         torch._dynamo.reset()
@@ -440,6 +441,17 @@ def test_gaps_and_borders_are_obeyed_by_the_module(tmp_path):
         calls.clear()
 
 
+def test_no_name_of_one_kernel_is_another_kernels(tmp_path):
+    """Gradients of a captured module have kernels that end in a number in each of them."""
+    plans = planned_of(tmp_path, "gate", "cuda")
+    toolchain: Any = SimpleNamespace(flags=lambda language: [], label="none")
+    made = file_of(tuned_by(plans, ON_GPU["gate"]), toolchain, tmp_path / "x.py", tmp_path)
+    tree = ast.parse(made.text_of("unverified", None, ()))
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    names = [name for name in functions if name.startswith("fused_")]
+    assert len(names) == len(set(names)) and any(name.endswith("_rows_2") for name in names)
+
+
 def test_kernels_of_several_languages_stand_in_one_text(tmp_path):
     plans = planned_of(tmp_path, "layer_norm", "cuda")
     tuned = tuned_by(plans, ON_GPU["layer_norm"])
@@ -451,7 +463,11 @@ def test_kernels_of_several_languages_stand_in_one_text(tmp_path):
     text = file_of(tuned, toolchain, tmp_path / "x.py", tmp_path).text_of("unverified", None, ())
     names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     assert len(names) == len(set(names))
-    assert {"fused_layer_norm_rows_2", "fused_layer_norm_rows_3", "fused_op"} <= set(names)
+    assert {
+        "fused_layer_norm_rows_of_kernel_2",
+        "fused_layer_norm_rows_of_kernel_3",
+        "fused_op",
+    } <= set(names)
     assert (
         re.search(r"^SOURCE = ", text, re.MULTILINE) and text.count("cuda_sources=[SOURCE]") == 1
     )

@@ -64,7 +64,7 @@ def export_text(
     kernels = [(candidate, flags), *more]
     namespaces = [f"tuner_{content_key(each.key, glue, ' '.join(of))[:8]}" for each, of in kernels]
     blocks = [_block(*each, name) for each, name in zip(kernels, namespaces, strict=True)]
-    endings = ["", *(f"_{number}" for number in range(2, len(blocks) + 1))]
+    endings = ["", *(f"_of_kernel_{number}" for number in range(2, len(blocks) + 1))]
     if dispatch is None:
         fused = _fused(candidate, namespaces[0])
     else:

@@ -1,7 +1,8 @@
 """Several kernels in one file: their names kept apart, and the one for each number of rows.
 
-Each kernel's text stands as it would by itself, but what it names at its top level ends in the
-kernel's number. A call looks at how many rows it has and takes the kernel for them.
+Each kernel's text stands as it would by itself, but what it names at its top level ends in
+`_of_kernel_2` and so on: a number alone may end a name of the first kernel already. A call looks
+at how many rows it has and takes the kernel for them.
 """
 
 from __future__ import annotations
