@@ -126,8 +126,70 @@ def test_another_order_of_sums_may_be_on_the_other_side_of_a_kink(any_problem):
     (note,) = merge([result], FLOAT32, is_thorough=True).notes
     assert note == (
         "in 1 of 1 probes a number lay so near a kink, as that of ReLU at 0, that rounding "
-        "decides which of two gradients is right; either was accepted"
+        "decides which of two answers is right; either was accepted"
     )
+
+
+HUGE = Probe("huge values", batch=16, distribution="huge", weights="initial", seed_inputs=5)
+# Of all other columns no element is near: they are one product each.
+LAST = "weight[1:, 1:], weight[0, -1] = 0.0, LAST"
+WIDE = 2**16 + 64  # features: one element of 16 rows is less than one of a million
+
+
+@pytest.fixture(scope="module")
+def clamped(tmp_path_factory):
+    """A clamp of sums of 1e9, of which one element is within float32's rounding of 0."""
+    folder = tmp_path_factory.mktemp("clamped")
+    text = REFERENCE.replace("RESULT", "z.clamp(-1.0, 1.0)").replace("bias[0] = BIAS", LAST)
+    text = text.replace("ROWS", "16").replace("FEATURES", str(WIDE)).replace("WIDTH", str(WIDTH))
+    for seed in range(20):
+        plain = text.replace("SEED", str(seed))
+        (e,) = expect_all(load_reference(folder, plain.replace("LAST", "0.0")), [HUGE])
+        (x,) = [t for name, t in e.question.tensors.items() if name.startswith("input.")]
+        drawn: dict = {}
+        exec(plain.replace("LAST", "0.0"), drawn)
+        _, weight, bias = drawn["drawn"]()
+        for row in range(16):
+            weight[0, -1] = -(x[row, :-1].double() @ weight[0, :-1].double()) / x[row, -1].double()
+            exact = F.linear(x.double(), weight[:1].double(), bias[:1].double())
+            off = in_chunks(x, weight, bias).double().clamp(-1.0, 1.0)[:, :1] - exact.clamp(-1, 1)
+            if off.abs().max() < 1.5:
+                continue
+            problem = load_reference(folder, plain.replace("LAST", repr(float(weight[0, -1]))))
+            (e,) = expect_all(problem, [HUGE])
+            if max(error.max_abs for error in e.baseline.values()) < 1e-3:  # PyTorch is lucky
+                return problem
+    raise AssertionError("no element is near enough")
+
+
+def test_an_output_may_be_at_the_other_end_of_a_clamp(clamped):
+    new_class = honest(clamped)
+    plain = judged(clamped, new_class, HUGE, has_replay=False)
+    assert "output of call 1" in plain.reason and plain.is_close
+    result = judged(clamped, new_class, HUGE)
+    assert result.is_accepted and result.is_at_kinks, result.reason
+
+
+def test_an_output_that_is_wrong_elsewhere_stays_wrong(clamped):
+    class Wrong(clamped.module.Model):
+        def forward(self, x):
+            y = super().forward(x).clone()
+            y[3, 7] = -y[3, 7]
+            return y
+
+    result = judged(clamped, Wrong, HUGE)
+    assert not result.is_accepted and "output of call 1[3, 7]" in result.reason
+
+
+def test_many_wrong_elements_are_no_chance(clamped):
+    class Wrong(clamped.module.Model):
+        def forward(self, x):
+            y = super().forward(x).clone()
+            y[3, 7:17] = -y[3, 7:17]
+            return y
+
+    result = judged(clamped, Wrong, HUGE)
+    assert not result.is_accepted and not result.is_close and not result.is_at_kinks
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tuner.check.compare import (
     limits_of,
 )
 from tuner.check.crossing import Answer
-from tuner.check.diagnosis import diagnosis, offence, received
+from tuner.check.diagnosis import are_rare, diagnosis, offence, received
 from tuner.check.exercise import DRAWN, checksum_of
 from tuner.check.expected import Expected
 from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
@@ -80,19 +80,26 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     of_gradient = "" if values else _judge_gradients(expected, answer, errors, limits, accuracy)
     bits = _judge_bits(expected, answer)
     at_kinks: dict[str, Error] = {}
-    if of_gradient and not behaviour and not bits:
+    off = [name for name, error in errors.items() if not limits[name].accepts(error)]
+    outputs_off = [name for name in off if not _is_gradient(name)]
+    is_rare = (
+        bool(values)
+        and is_noisy(probe)
+        and are_rare(expected, answer, outputs_off, errors, limits, accuracy)
+    )
+    values = values or of_gradient
+    if (of_gradient or is_rare) and not behaviour and not bits:
         at_kinks, unknown = _at_kinks(expected, answer, errors, limits, accuracy)
         if unknown:  # no wrong answer, but not one either
-            of_gradient = f"{of_gradient}; whether kinks do that was not found out: {unknown}"
+            values = f"{values}; whether kinks do that was not found out: {unknown}"
     if at_kinks:
-        errors, of_gradient = errors | at_kinks, ""
-    values = values or of_gradient
+        errors, values, of_gradient = errors | at_kinks, "", ""
     reason = behaviour or values or bits
     is_exact = bool(behaviour or bits or limits.keys() - errors.keys())
     excess = max((limits[name].excess(error) for name, error in errors.items()), default=0.0)
     # Rounding may choose another one of two maxima, or the other side of a kink.
     is_misplaced = any(error.num_misplaced for error in errors.values())
-    is_chance = bool(of_gradient) and is_noisy(probe) and not is_misplaced
+    is_chance = is_rare or (bool(of_gradient) and is_noisy(probe) and not is_misplaced)
     outputs = [error for name, error in errors.items() if name.startswith("call")]
     worst = max(outputs, key=lambda error: error.max_abs, default=Error())
     rms_rel = max((error.rms_rel for error in outputs), default=0.0)
@@ -119,7 +126,7 @@ def _at_kinks(
     limits: Mapping[str, Limits],
     accuracy: Accuracy,
 ) -> tuple[dict[str, Error], str]:
-    """Return new errors of the gradients beyond their limits, where kinks make them right.
+    """Return new errors of what is beyond its limits, where kinks make it right.
 
     With them, what was said where memory ran out.
     """
