@@ -1087,6 +1087,25 @@ def test_a_reference_whose_result_is_rounding_alone_is_told_so(tmp_path):
         expected(problem, Probe("as given", weights="initial"), FLOAT32)
 
 
+def test_a_result_that_is_nothing_by_its_first_weights_alone_is_judged(tmp_path):
+    """As the mean of a norm whose weights are all 1: 0 as given, and not after training."""
+    text = FLAGSHIP.replace("x = self.bn(x)", "x = self.bn(x).mean(0)")
+    problem = load_reference(tmp_path, text)
+    given, fresh = Probe("as given", weights="initial"), Probe("fresh weights", weights="random")
+    for probe in (given, fresh):
+        (e,) = expect_all(problem, [probe])
+        (right,) = ask_all(problem, problem.module.Model, [e])
+        assert judge(e, right, FLOAT32).is_accepted
+
+    class Nothing(problem.module.Model):
+        def forward(self, x):
+            return 0.0 * super().forward(x)
+
+    (e,) = expect_all(problem, [fresh])
+    (wrong,) = ask_all(problem, Nothing, [e])
+    assert not judge(e, wrong, FLOAT32).is_accepted
+
+
 def test_nothing_asked_is_nothing_verified():
     check = merge([], FLOAT32, is_thorough=True)
     assert not check.is_accepted
