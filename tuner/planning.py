@@ -58,6 +58,7 @@ MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nea
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
 
 FASTEST_ARITHMETIC = "fp16"  # that any kernel may use where `op.yaml` says nothing of it
+LEAST_OF_GPU = 8  # trials that the search of a module waits for
 CHECKS_BYTES = 20  # for each byte of a call, the judge and three checks: float64, copies
 
 
@@ -89,10 +90,14 @@ class Planned:
 
     @property
     def least_trials(self) -> int:
-        """How many trials a search waits for: of a module one of each of two templates."""
+        """How many trials a search waits for: of a module one of each of two templates.
+
+        For a GPU many are compiled at once, and where other tuners do the same none of them is
+        done in the time of a quick search, and a moment later all of them are.
+        """
         if self.outline is None:
             return 1
-        return min(2, len(self.defaults))
+        return LEAST_OF_GPU if is_gpu(self.device.kind) else min(2, len(self.defaults))
 
     @property
     def languages(self) -> list[Language]:

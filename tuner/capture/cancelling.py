@@ -49,8 +49,8 @@ def _without_shift(edit: Edit, first: Node) -> tuple[int, str] | None:
     number = number_of(shift)
     if number is not None and not abs(number) < LARGEST:
         return None
-    # NaN of NaN and Inf, else 0. Of a product a difference from itself is no zero to a compiler that
-    # fuses one of them with the subtraction: it is what the product was rounded by.
+    # NaN of NaN and Inf, else 0. Of a product a difference from itself is no zero to a compiler
+    # that fuses one of them with the subtraction: it is what the product was rounded by.
     nothing = edit.add("mul", shift, 0.0, like=whole) if isinstance(shift, Ref) else None
     of_rest: dict[str, Ref] = {}
     for mean in means:

@@ -154,7 +154,8 @@ def expected(
         n: mask for n, t in baseline.items() if (mask := of_place(t, oracle[n])) is not None
     }
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
-    _require_stable(problem, probe, errors, arguments[0], known)
+    errors = _beside_something(problem, probe, errors, arguments[0], known)
+    _require_stable(problem, probe, errors)
     for way, around, again in others:
         with math_mode(accuracy), around:
             _, moved = played(problem, again, way, tensors, probe, is_laid=True)
@@ -336,22 +337,13 @@ def _momenta(model: torch.nn.Module) -> dict[str, float]:
     return {name: float(m) for name, m in found if isinstance(m, float)}
 
 
-def _require_stable(
-    problem: Problem,
-    probe: Probe,
-    errors: Mapping[str, Error],
-    values: Sequence[Any],
-    known: dict[Any, Any],
-) -> None:
+def _require_stable(problem: Problem, probe: Probe, errors: Mapping[str, Error]) -> None:
     for name, error in errors.items():
         is_usual = probe.distribution == "as_given" and name.startswith("call")
         if is_usual and probe.batch is None and error.rms_rel > UNSTABLE_RMS:
             why = "does it draw random numbers?\n"
             why += "  next: if it has dropout, --mode eval, in which that does nothing"
             if error.largest < NOTHING:  # as the mean of what a norm without weights gives
-                is_fixed = probe.weights in ("initial", "own")
-                if is_fixed and _is_something(problem, probe, values, known):
-                    continue
                 why = (
                     f"in float64 it is at most {error.largest:.1g}: is it 0 for all inputs?\n"
                     "  next: nothing of it can be computed faster than by not computing it"
@@ -362,13 +354,34 @@ def _require_stable(
             )
 
 
-def _is_something(
-    problem: Problem, probe: Probe, values: Sequence[Any], known: dict[Any, Any]
-) -> bool:
-    """Whether with other weights a result is not 0: the mean of a norm whose weights are all 1."""
-    import torch
+def _beside_something(
+    problem: Problem,
+    probe: Probe,
+    errors: dict[str, Error],
+    values: Sequence[Any],
+    known: dict[Any, Any],
+) -> dict[str, Error]:
+    """Return errors, beside what a result is with other weights where it is 0 with the first.
 
-    model = problem.randomise(copied(known["initial"]), probe.seed_weights, "random").double()
-    wide = [widened(x) if isinstance(x, torch.Tensor) else x for x in values]
-    with torch.no_grad(), exact_convolutions():
-        return any(float(y.abs().max()) > NOTHING for y in problem.call(model, wide))
+    As the mean of a norm whose weights are all 1: what rounding leaves of it is judged by the size
+    of what is added up.
+    """
+    if probe.weights not in ("initial", "own"):
+        return errors
+    nothing = {
+        name: error
+        for name, error in errors.items()
+        if name.startswith("call") and error.largest < NOTHING and error.rms_rel > UNSTABLE_RMS
+    }
+    if nothing and "something" not in known:
+        import torch
+
+        model = problem.randomise(copied(known["initial"]), probe.seed_weights, "random").double()
+        wide = [widened(x) if isinstance(x, torch.Tensor) else x for x in values]
+        with torch.no_grad(), exact_convolutions():
+            known["something"] = max(float(y.abs().max()) for y in problem.call(model, wide))
+    if not nothing or known["something"] < NOTHING:
+        return errors
+    size = known["something"]
+    of = {n: dataclasses.replace(e, largest=size, rms_value=size) for n, e in nothing.items()}
+    return errors | of
