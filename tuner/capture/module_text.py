@@ -257,7 +257,8 @@ def is_in_range(x, size, ignored):
             return None
         inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
     on_cpu = str(fused_device).startswith("cpu")
-    settings, state = contents_of(module, {has_modes}, _PUBLIC)
+    listed = _SETTINGS if is_compiling else None
+    settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
     if settings != _SETTINGS or len(state) != len(_FORMS):
         return None
     for x in inputs:

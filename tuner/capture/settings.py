@@ -13,13 +13,17 @@ def settings_of(module: Any, has_modes: bool) -> dict[str, dict[str, object]]:
 
 
 def contents_of(
-    module: Any, has_modes: bool, public: dict[tuple[str, ...], list[str]]
+    module: Any,
+    has_modes: bool,
+    public: dict[tuple[str, ...], list[str]],
+    known_settings: dict[str, dict[str, object]] | None = None,
 ) -> tuple[dict[str, dict[str, object]], dict[str, Any]]:
     """Return settings of a module and its submodules, by path, and their tensors, by name.
 
     Settings are numbers, words and classes, and which submodules have hooks. `public` is filled
-    with which of an object's attributes may be settings. All in one walk, since each call of an
-    exported file takes it: PyTorch's own generators take three times as long.
+    with which of an object's attributes may be settings; of `known_settings` those alone are
+    looked up, since torch.compile lists no attributes before PyTorch 2.13. All in one walk, since
+    each call of an exported file takes it: PyTorch's own generators take three times as long.
     Exported files hold this function's text, so it uses nothing from outside.
     """
     settings: dict[str, dict[str, object]] = {}
@@ -33,12 +37,15 @@ def contents_of(
             continue
         known.add(place)
         held = vars(part)
-        names = tuple(held)
-        wanted = public.get(names)
-        if wanted is None:
-            wanted = [name for name in names if name[:1] != "_"]
-            wanted = [name for name in wanted if has_modes or name != "training"]
-            public[names] = wanted
+        if known_settings is None:
+            names = tuple(held)
+            wanted = public.get(names)
+            if wanted is None:
+                wanted = [name for name in names if name[:1] != "_"]
+                wanted = [name for name in wanted if has_modes or name != "training"]
+                public[names] = wanted
+        else:
+            wanted = [name for name in known_settings.get(path, ()) if name in held]
         settings[path] = found = {}
         for name in wanted:
             value = held[name]
