@@ -246,6 +246,25 @@ def test_a_file_that_pays_from_some_rows_on_says_so(tmp_path, clock, monkeypatch
     assert times.failures == {}
 
 
+def test_a_call_of_pytorchs_that_takes_seconds_is_not_timed(tmp_path, clock, monkeypatch):
+    """As the gradient of a product of a long row with a zero: others wait for the device."""
+    path = tmp_path / "gate.py"
+    path.write_text(text_of(GATE))
+    problem = load_problem(path)
+    monkeypatch.setattr(type(problem), "make_model", lambda *_, **__: Fake(clock, 10.0, 4e5))
+
+    def seconds(call):
+        begun_us = clock.now_us
+        call()
+        return (clock.now_us - begun_us) / 1e6
+
+    monkeypatch.setattr(batch_times, "_seconds", seconds)
+    times = BatchTimes(problem, lambda: Fake(clock, 30.0, 1.0), "cpu", Accuracy())
+    measured = times.measured(["step"], 600.0)
+    assert {one.num_rows for one in measured} == {2, 4, 8}
+    assert times.failures == {"step": "PyTorch's own takes 6 s for 16 rows: too long to be timed"}
+
+
 def test_without_gradients_no_step_is_timed(tmp_path):
     path = tmp_path / "gate.py"
     path.write_text(text_of("argmax"))

@@ -38,6 +38,7 @@ FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
 # Turns are repeated where other programs took the processor so often, a few times in all.
 CALLS_PREEMPTED, MOST_PREEMPTED_PER_S, MOST_REPEATED = 0.25, 40.0, 3
 LEAST_ROUNDS = 3  # where a call takes long
+MOST_CALL_S = 4.0  # of PyTorch's own: one that takes longer is not timed
 HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
 SHARE_OF_MEMORY = 0.3
 
@@ -136,6 +137,12 @@ def _deciding(known: Sequence[InTurns]) -> InTurns | None:
     return None
 
 
+def _seconds(call: Callable[[], object]) -> float:
+    begun_s = time.perf_counter()
+    call()
+    return time.perf_counter() - begun_s
+
+
 def _call_of(model: torch.nn.Module) -> Callable[[Sequence[object]], object]:
     return lambda inputs: model(*inputs)
 
@@ -172,6 +179,7 @@ class BatchTimes:
         self._file = put_into(made().to(device), problem.mode)
         self._file.load_state_dict(self._reference.state_dict())
         self.failures: dict[str, str] = {}  # by way: why it was not timed; "" without gradients
+        self._too_long: dict[Way, tuple[int, str]] = {}  # from so many rows on, and how long
 
     def get_ready(self, ways: Sequence[Way]) -> int:
         """Call both at the tuned size, which compiles what is compiled then; return its rows.
@@ -249,9 +257,13 @@ class BatchTimes:
 
         Raises:
             ProblemError: there are no such inputs.
-            RuntimeError: memory ran out, or nothing has gradients (then without a message).
+            RuntimeError: memory ran out, PyTorch takes too long (the gradient of a product of a
+                row with a zero: some 10 s), or nothing has gradients (then without a message).
             ValueError: the reference takes no such inputs.
         """
+        most_rows, why = self._too_long.get(way, (rows + 1, ""))
+        if rows >= most_rows:
+            raise RuntimeError(why)
         inputs = self._problem.make_inputs(
             WEIGHT_SEED, distribution=distribution, batch=rows, device=self.device
         )
@@ -264,7 +276,14 @@ class BatchTimes:
         calls: list[Callable[[], object]]
         calls = [functools.partial(function, inputs) for function in functions]
         with self.arithmetic(way):
-            for call in calls:
+            took_s = _seconds(calls[0])
+            if MOST_CALL_S < took_s < 4 * MOST_CALL_S:  # a first call may import or compile
+                took_s = _seconds(calls[0])
+            if took_s > MOST_CALL_S:
+                why = f"PyTorch's own takes {took_s:.0f} s for {rows} rows: too long to be timed"
+                self._too_long[way] = (rows, why)
+                raise RuntimeError(why)
+            for call in calls[1:]:
                 call()
         return calls
 

@@ -43,7 +43,8 @@ MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slice
 DISTURBED_WAIT_S = 0.2
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, then
-SLOW_STEP_S = 0.2  # of training, of which few are timed
+SLOW_STEP_S = 0.2  # of training, of which few are timed,
+MOST_STEP_S = 4.0  # and none
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -206,6 +207,10 @@ class Racer:
                 samples = self._calls.steps(racer, 1)
                 if isinstance(samples, str):
                     race.failure = samples
+                    return
+                took_s = samples[0] / 1e6
+                if took_s > MOST_STEP_S:
+                    race.failure = f"one takes {took_s:.0f} s: too long to be raced"
                     return
             slowest_s = max(slowest_s, time.perf_counter() - start_s)
         num_samples = max(1, min(20, round(BURST_S / slowest_s)))
