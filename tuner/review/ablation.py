@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tuner.capture.half_products import PRODUCTS
 from tuner.review.formatting import count_words, ratio_words
 from tuner.review.run_data import RunData, correct_trials
-from tuner.review.tables import parameter_names, speedup_of, value_of, value_words
+from tuner.review.tables import noise_of, parameter_names, speedup_of, value_of, value_words
 from tuner.trial import Trial
 
 __all__ = ["Choice", "choices_brief", "choices_of", "choices_words", "unvaried"]
@@ -91,7 +91,7 @@ def choices_of(run_data: RunData) -> list[Choice]:
                 str(value),
                 value_words(other, name),
                 gain,
-                abs(math.log(gain)) <= _noise(one) + _noise(other),
+                abs(math.log(gain)) <= (noise_of(one) or 0.0) + (noise_of(other) or 0.0),
                 other.number,
                 len(with_it),
                 len(without),
@@ -183,8 +183,3 @@ def _about(trial: Trial, name: str) -> str:
         return maker.title.removeprefix(", ")
     found = _ABOUT.search(maker.parameters.get(name, ""))
     return found[1] if found else ""
-
-
-def _noise(trial: Trial) -> float:
-    measurement = trial.outcome.measurement
-    return measurement.noise if measurement is not None else 0.0

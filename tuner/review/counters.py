@@ -148,17 +148,13 @@ def counters_table(calls: CountedCalls, op: str = "") -> dict[str, Any]:
                 kernel_name(kernel.name, op),
                 us_in(kernel.duration_us, unit),
                 *map(percent_words, (kernel.tensor, kernel.memory, kernel.issue, kernel.warps)),
-                _digits(None if kernel.dram_bytes is None else kernel.dram_bytes / 1e6),
+                three_digits(kernel.dram_bytes and kernel.dram_bytes / 1e6),
                 NONE if kernel.clock_mhz is None else f"{kernel.clock_mhz:,.0f}",
                 _stalls(kernel),
             ]
             for of, kernel in whole
         ],
     }
-
-
-def _digits(value: float | None) -> str:
-    return NONE if value is None else three_digits(value)
 
 
 def _stalls(kernel: Counters) -> str:

@@ -184,19 +184,15 @@ def works_table(works: Sequence[Work]) -> dict[str, Any] | None:
                 work.words,
                 work.num_kernels,
                 us_in(work.time_us, unit),
-                _digits(work.gbps),
+                three_digits(work.gbps),
                 percent_words(work.of_memory),
-                _digits(work.tflops),
+                three_digits(work.tflops),
                 percent_words(work.of_arithmetic),
                 work.units if work.tflops else NONE,
             ]
             for work in works
         ],
     }
-
-
-def _digits(value: float | None) -> str:
-    return NONE if value is None else three_digits(value)
 
 
 def _against(

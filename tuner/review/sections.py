@@ -13,6 +13,7 @@ from tuner.review.ablation import choices_brief, choices_of, choices_words, unva
 from tuner.review.counters import counter_words, counters_brief, counters_table
 from tuner.review.formatting import (
     NONE,
+    flat,
     moment_words,
     percent_words,
     ratio_words,
@@ -290,9 +291,10 @@ def _shown_source(run_data: RunData, _: Summary) -> dict[str, Any]:
 
 
 def _shown_how(run_data: RunData, _: Summary) -> dict[str, Any]:
+    facts = flat(run_data.environment.entries()).items()
     return {
         "config": highlighted(run_data.config, "yaml") if run_data.config else "",
-        "environment": _flat(run_data.environment.entries()),
+        "environment": [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in facts],
     }
 
 
@@ -313,14 +315,3 @@ PARTS = tuple(_SHOWN)
 
 def _is_timed(trials: Sequence[Trial]) -> bool:
     return any(trial.outcome.seconds for trial in trials)
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested facts as rows."""
-    rows: list[tuple[str, str]] = []
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
-    return rows
