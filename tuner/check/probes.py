@@ -50,12 +50,12 @@ def screening_probes(
     return [
         probe("as given", weights="initial"),
         probe(
-            "offset, odd batch", TELLS["offset"], distribution="offset", batch=batch, calls=2,
-            inputs="overwritten",
+            "offset, odd batch", distribution="offset", batch=batch, calls=2,
+            inputs="overwritten", tells=TELLS["offset"],
         ),
         probe(
-            "heavy-tailed, misaligned", TELLS["misaligned"], distribution="heavy_tailed",
-            batch=batch, layout="misaligned",
+            "heavy-tailed, misaligned", distribution="heavy_tailed", batch=batch,
+            layout="misaligned", tells=TELLS["misaligned"],
         ),
     ]  # fmt: skip
 
@@ -234,7 +234,7 @@ def _call_probes(ask: Asker, is_deterministic: bool, num_more_calls: int) -> lis
 
 
 def _layout_probes(ask: Asker) -> list[Probe]:
-    def view(layout: str, *, tells: str = "layout", **fields: Any) -> Probe:
+    def view(layout: str, tells: str = "layout", **fields: Any) -> Probe:
         more = {} if layout == "float64" else ask.modes.in_turn
         return ask.probe(f"{layout} input", tells, layout=layout, is_extra=True, **more, **fields)
 

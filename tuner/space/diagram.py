@@ -126,9 +126,6 @@ class Diagram:
         return rows
 
 
-Ints = NDArray[np.int64]
-
-
 class Listed:
     """Feasible configurations as a list, in the order of declaration; asked as a `Diagram` is.
 
