@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner import options
-from tuner.errors import InputError
+from tuner.errors import InputError, input_errors
 from tuner.terminal import Interrupted, err, out, print_json
 
 if TYPE_CHECKING:
@@ -89,10 +89,8 @@ def worker(
         raise InputError(f"--builders: got {builders}\n  expected: how many compile at a time")
     chosen = Chosen(())
     if devices is not None or builders is None:
-        try:
+        with input_errors():
             chosen = chosen_devices(devices or "all", parse_device(device), {})
-        except ValueError as error:
-            raise InputError(str(error)) from error
     called = name or socket.gethostname()
     if len(chosen.names) + (builders is not None) > 1:
         commands: list[tuple[list[str], Sequence[int] | None]] = []
@@ -197,14 +195,10 @@ def campaign(
         "--certificate": certificate and str(certificate),
     }  # fmt: skip
     given = [word for option, value in asked.items() if value for word in (option, value)]
-    try:
+    with input_errors():
         chosen = chosen_devices(devices, parse_device(device or "auto"), {}) if devices else None
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    try:
+    with input_errors("--limit"):
         limit_s = None if limit is None else parse_duration(limit)
-    except ValueError as error:
-        raise InputError(f"--limit: {error}") from error
     if jobs > 1 and (chosen is None or chosen.cores):
         got = f"--jobs {jobs} on a CPU" if chosen else f"--jobs {jobs} without --devices"
         raise InputError(

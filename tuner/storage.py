@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tuner.errors import StorageError
+from tuner.errors import InputError, StorageError
 
-__all__ = ["append_line", "drop_half_line", "sha256_of", "storage_errors", "write_whole"]
+__all__ = [
+    "append_line", "drop_half_line", "require_file", "sha256_of", "storage_errors", "write_whole",
+]  # fmt: skip
 
 
 @contextmanager
@@ -31,6 +33,12 @@ def storage_errors(path: Path) -> Iterator[None]:
         }.get(error.errno or 0, "check the path")
         reason = (error.strerror or str(error)).lower()
         raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
+
+
+def require_file(path: Path) -> None:
+    """Raise an InputError unless there is such a file."""
+    if not path.is_file():
+        raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
 
 
 def write_whole(path: Path, text: str) -> None:

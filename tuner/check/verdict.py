@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tuner.check.compare import (
     ULP,
@@ -76,12 +77,13 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     }
     behaviour = judge_behaviour(expected, answer) or _unasked_gradient(expected, answer)
     limits = _limits_of_all(expected, accuracy)
-    values = _judge_values(expected, answer, errors, limits, accuracy)
-    of_gradient = "" if values else _judge_gradients(expected, answer, errors, limits, accuracy)
+    compared = _Compared(expected, answer, errors, limits, accuracy)
+    values = compared.judge_values()
+    of_gradient = "" if values else compared.judge_gradients()
     bits = _judge_bits(expected, answer)
     at_kinks: dict[str, Error] = {}
     if of_gradient and not behaviour and not bits:
-        at_kinks, unknown = _at_kinks(expected, answer, errors, limits, accuracy)
+        at_kinks, unknown = compared.at_kinks()
         if unknown:  # no wrong answer, but not one either
             of_gradient = f"{of_gradient}; whether kinks do that was not found out: {unknown}"
     if at_kinks:
@@ -112,25 +114,58 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     )  # fmt: skip
 
 
-def _at_kinks(
-    expected: Expected,
-    answer: Answer,
-    errors: Mapping[str, Error],
-    limits: Mapping[str, Limits],
-    accuracy: Accuracy,
-) -> tuple[dict[str, Error], str]:
-    """Return new errors of the gradients beyond their limits, where kinks make them right.
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The tensors of an answer beside those expected: their errors, and the limits of all."""
 
-    With them, what was said where memory ran out.
-    """
-    is_whole = not limits.keys() - errors.keys() and not answer.report.detached
-    if not is_whole or any(error.num_misplaced for error in errors.values()):
-        return {}, ""
-    beyond = [name for name, error in errors.items() if not limits[name].accepts(error)]
-    got = {name: received(answer, expected.oracle[name], name) for name in beyond}
-    return errors_at_kinks(
-        expected.replay, got, expected.oracle, expected.unjudged, limits, accuracy
-    )
+    expected: Expected
+    answer: Answer
+    errors: Mapping[str, Error]
+    limits: Mapping[str, Limits]
+    accuracy: Accuracy
+
+    def judge_values(self) -> str:
+        """Judge outputs and buffers by the class of accuracy."""
+        for name, error in self.errors.items():
+            if not _is_gradient(name) and (where := self._offence(name)):
+                said = diagnosis(self.expected, self.answer, name, error)
+                return where + (f"; {said}" if said else "")
+        return ""
+
+    def judge_gradients(self) -> str:
+        """Judge gradients, all of which must be there."""
+        names = [name for name in self.expected.oracle if _is_gradient(name)]
+        detached = tuple(f"grad{k}." for k in self.answer.report.detached)
+        if detached and any(name.startswith(detached) for name in names):
+            return "the output is detached: it has no gradient, and nothing was raised"
+        for name in names:
+            if name not in self.errors:
+                return f"{label_of(name)} is missing: the output does not depend on it"
+            if where := self._offence(name):
+                return where
+        return ""
+
+    def _offence(self, name: str) -> str:
+        """Say where a tensor is beyond its limits; nothing where it is within them."""
+        error, limits = self.errors[name], self.limits[name]
+        if limits.accepts(error):
+            return ""
+        return offence(self.expected, self.answer, name, error, limits, self.accuracy)
+
+    def at_kinks(self) -> tuple[dict[str, Error], str]:
+        """Return new errors of the gradients beyond their limits, where kinks make them right.
+
+        With them, what was said where memory ran out.
+        """
+        expected, errors, limits = self.expected, self.errors, self.limits
+        is_whole = not limits.keys() - errors.keys() and not self.answer.report.detached
+        if not is_whole or any(error.num_misplaced for error in errors.values()):
+            return {}, ""
+        beyond = [name for name, error in errors.items() if not limits[name].accepts(error)]
+        got = {name: received(self.answer, expected.oracle[name], name) for name in beyond}
+        return errors_at_kinks(
+            expected.replay, got, expected.oracle, expected.unjudged, limits, self.accuracy
+        )
 
 
 def _undone(expected: Expected, answer: Answer) -> str:
@@ -295,45 +330,6 @@ def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
 
 def _is_gradient(name: str) -> bool:
     return name.startswith(("grad", "tangent"))
-
-
-def _judge_values(
-    expected: Expected,
-    answer: Answer,
-    errors: Mapping[str, Error],
-    all_limits: Mapping[str, Limits],
-    accuracy: Accuracy,
-) -> str:
-    """Judge outputs and buffers by the class of accuracy."""
-    for name, error in errors.items():
-        if _is_gradient(name):
-            continue
-        limits = all_limits[name]
-        if not limits.accepts(error):
-            where = offence(expected, answer, name, error, limits, accuracy)
-            said = diagnosis(expected, answer, name, error)
-            return where + (f"; {said}" if said else "")
-    return ""
-
-
-def _judge_gradients(
-    expected: Expected,
-    answer: Answer,
-    errors: Mapping[str, Error],
-    all_limits: Mapping[str, Limits],
-    accuracy: Accuracy,
-) -> str:
-    names = [name for name in expected.oracle if _is_gradient(name)]
-    detached = tuple(f"grad{k}." for k in answer.report.detached)
-    if detached and any(name.startswith(detached) for name in names):
-        return "the output is detached: it has no gradient, and nothing was raised"
-    for name in names:
-        if name not in errors:
-            return f"{label_of(name)} is missing: the output does not depend on it"
-        limits, error = all_limits[name], errors[name]
-        if not limits.accepts(error):
-            return offence(expected, answer, name, error, limits, accuracy)
-    return ""
 
 
 def _unasked_gradient(expected: Expected, answer: Answer) -> str:
