@@ -68,7 +68,7 @@ _FLOORED = {
 def _write(node: ast.expr, constants: Env) -> str:
     """Write one node; what is constant is computed here, by the grammar's own rules."""
     names: set[str] = set()
-    code = compile_tree(node, names, 0)
+    code = compile_tree(node, names)
     if all(name in constants for name in names):
         return _number(code(constants))
 
@@ -111,7 +111,7 @@ def _none_negative(nodes: list[ast.expr], constants: Env) -> bool:
 def _is_not_negative(node: ast.expr, constants: Env) -> bool:
     """Whether the value is certainly 0 or more; a name that is left is a size."""
     names: set[str] = set()
-    code = compile_tree(node, names, 0)
+    code = compile_tree(node, names)
     if all(name in constants for name in names):
         value = code(constants)
         return isinstance(value, int | float) and value >= 0
@@ -161,7 +161,7 @@ def _comparison(node: ast.Compare, inner: Callable[[ast.expr], str]) -> str:
 
 def _choice(node: ast.IfExp, constants: Env) -> str:
     names: set[str] = set()
-    code = compile_tree(node.test, names, 0)
+    code = compile_tree(node.test, names)
     if all(name in constants for name in names):  # the other branch may hold words
         return _write(node.body if truth(code(constants)) else node.orelse, constants)
     test, yes, no = (_write(part, constants) for part in (node.test, node.body, node.orelse))
