@@ -25,6 +25,7 @@ from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.job_spec import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
+from tuner.export.several import Dispatch
 from tuner.intervals import rounds_of
 from tuner.kernel.family import known_reference
 from tuner.kernel.toolchain import Toolchain
@@ -37,7 +38,7 @@ from tuner.trial import Candidate, Finalist, Trial, content_key
 
 __all__ = [
     "ExportCompiler", "ExportFile", "export_of", "fallback_of", "provenance", "rewrites_of",
-    "ways_of", "without_steps_of",
+    "text_maker", "ways_of", "without_steps_of",
 ]  # fmt: skip
 
 COMPILE_TIMEOUT_S = 600.0
@@ -242,23 +243,11 @@ def export_of(
     family = replace(planned.family, model_new=with_rows(model_new, rows))
     again = partial(export_of, planned, toolchain, trial, path, run_path, candidate=candidate)
     ways = ways_of(model_new, candidate)
-    reference = planned.reference.read_text(encoding="utf-8")
 
-    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
-        return export_text(
-            family,
-            candidate,
-            reference=reference,
-            sizes=planned.config.problem.sizes,
-            flags=toolchain.flags(candidate.language),
-            provenance=[
-                *provenance(planned, toolchain, trial.number, entry, run_path),
-                *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
-                *(f"  less than asked for: {remark}" for remark in remarks),
-            ],
-            standing=standing,
-        )
+    def head(entry: Finalist | None) -> list[str]:
+        return provenance(planned, toolchain, trial.number, entry, run_path)
 
+    text_of = text_maker(replace(planned, family=family), toolchain, [candidate], head, by_batch)
     name = f"trial_{trial.number}"
     return ExportFile(
         planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of,
@@ -268,6 +257,41 @@ def export_of(
         by_batch=by_batch,
         compiled_as=content_key(candidate.key, with_rows(model_new, None)),
     )  # fmt: skip
+
+
+def text_maker(
+    planned: Planned,
+    toolchain: Toolchain,
+    candidates: Sequence[Candidate],
+    head: Callable[[Finalist | None], list[str]],
+    by_batch: ByBatch | None,
+    dispatch: Dispatch | None = None,
+) -> Callable[[str, Finalist | None, Sequence[str]], str]:
+    """Return the `text_of` of a file.
+
+    Args:
+        planned: with the family whose module stands in the file.
+        toolchain: of the kernels.
+        candidates: these kernels.
+        head: the first lines of its header, given what its race found.
+        by_batch: what was measured at other numbers of rows.
+        dispatch: which of several kernels is for how many rows.
+    """
+    reference = planned.reference.read_text(encoding="utf-8")
+    (first, flags), *more = [(each, toolchain.flags(each.language)) for each in candidates]
+
+    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
+        lines = [
+            *head(entry),
+            *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
+            *(f"  less than asked for: {remark}" for remark in remarks),
+        ]
+        return export_text(
+            planned.family, first, reference=reference, sizes=planned.config.problem.sizes,
+            flags=flags, provenance=lines, standing=standing, more=more, dispatch=dispatch,
+        )  # fmt: skip
+
+    return text_of
 
 
 def ways_of(model_new: str, candidate: Candidate) -> tuple[Way, ...]:

@@ -43,10 +43,9 @@ class Instead:
         """
         assert slower.interval is not None
         self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
-        i = slower.interval
         note = (
-            f"every kernel is slower than PyTorch, the best one at {i.speedup:.3f}x "
-            f"[{i.low:.3f}, {i.high:.3f}]; it is in trial_{slower.trial}.py"
+            f"every kernel is slower than PyTorch, the best one at {slower.interval.words}; it is "
+            f"in trial_{slower.trial}.py"
         )
         file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
         exported = self.export(file, {})

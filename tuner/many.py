@@ -58,7 +58,7 @@ def start(
             f"    tune --config X.yaml --cluster {address} --certificate {folder / TUNER}",
             "Ctrl-C ends it, and all workers with it",
         ]
-        out.print("\n".join(lines), markup=False, soft_wrap=True)
+        out.print("\n".join(lines), markup=False)
 
     serve_scheduler(host, port, folder / SCHEDULER, ready)
 
@@ -123,7 +123,7 @@ def _lend(address: str, file: Path, name: str, num_builders: int, device: str) -
     env = {"TRITON_CACHE_DIR": str(folder / "triton")}
 
     def ready() -> None:
-        out.print(f"{full}: joined {address}", markup=False, soft_wrap=True)
+        out.print(f"{full}: joined {address}", markup=False)
 
     def serve(_: str) -> Service:
         if num_builders:
@@ -131,7 +131,7 @@ def _lend(address: str, file: Path, name: str, num_builders: int, device: str) -
         return Screener(device, env=env)
 
     serve_agent(address, file, full, serve, folder, ready, num_builders)
-    out.print(f"{full}: the scheduler is gone", markup=False, soft_wrap=True)
+    out.print(f"{full}: the scheduler is gone", markup=False)
 
 
 def _side_by_side(commands: Sequence[tuple[list[str], Sequence[int] | None]]) -> int:
@@ -213,7 +213,7 @@ def campaign(
         chosen,
         jobs,
         limit_s,
-        lambda words: console.print(words, markup=False, soft_wrap=True),
+        lambda words: console.print(words, markup=False),
     )
     try:
         states = work.work()
@@ -222,7 +222,7 @@ def campaign(
     if json:
         print_json(states)
     else:
-        out.print(format_table(states), markup=False, soft_wrap=True)
-        out.print(f"exports: {runs_dir / 'exports'}", markup=False, soft_wrap=True)
+        out.print(format_table(states), markup=False)
+        out.print(f"exports: {runs_dir / 'exports'}", markup=False)
     if any(state.status not in ("done", "nothing to gain") for state in states.values()):
         raise typer.Exit(1)

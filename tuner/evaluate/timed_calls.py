@@ -6,6 +6,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping
+from math import nan
 from typing import Any
 
 from tuner.check.majority import by_majority
@@ -66,10 +67,7 @@ class TimedCalls:
             answer = _asked_of(racer, "timed_output", {"lends": lends})
             verdict = _judged(judge, "judge_timed", answer)
             if isinstance(verdict, str):
-                nothing = float("nan")
-                return ProbeResult(
-                    "after timing", nothing, nothing, nothing, nothing, False, verdict
-                )
+                return ProbeResult("after timing", nan, nan, nan, nan, False, verdict)
             return from_json(ProbeResult, json.dumps(verdict.data["result"]))
 
         return by_majority(ask).reason

@@ -274,22 +274,18 @@ class Dashboard:
         asked = await _words_of(request)
         config = asked.pop("config", "")
         given = {name: value for name, value in asked.items() if value}
-        job = await anyio.to_thread.run_sync(self.launcher.start, config, given)
-        return JSONResponse(dataclasses.asdict(job))
+        return await _record(self.launcher.start, config, given)
 
     async def _stop(self, request: Request) -> Response:
-        job = await anyio.to_thread.run_sync(self.launcher.stop, request.path_params["name"])
-        return JSONResponse(dataclasses.asdict(job))
+        return await _record(self.launcher.stop, request.path_params["name"])
 
     async def _resume(self, request: Request) -> Response:
-        job = await anyio.to_thread.run_sync(self.launcher.resume, request.path_params["name"])
-        return JSONResponse(dataclasses.asdict(job))
+        return await _record(self.launcher.resume, request.path_params["name"])
 
     async def _note(self, request: Request) -> Response:
         run = self.run_index.run(request.path_params["name"])
         text = (await _words_of(request)).get("text", "")
-        note = await anyio.to_thread.run_sync(write_note, run.path, text)
-        return JSONResponse(dataclasses.asdict(note))
+        return await _record(write_note, run.path, text)
 
     # ---- failures ---------------------------------------------------------------------------
 
@@ -318,6 +314,11 @@ class Dashboard:
 async def _as_json(make: Callable[..., bytes], *asked: str) -> Response:
     """Answer with JSON that a thread makes."""
     return Response(await anyio.to_thread.run_sync(make, *asked), media_type="application/json")
+
+
+async def _record(make: Callable[..., Any], *asked: Any) -> Response:
+    """Answer with a record that a thread makes."""
+    return JSONResponse(dataclasses.asdict(await anyio.to_thread.run_sync(make, *asked)))
 
 
 def _lasting(shown: Shown) -> Shown:

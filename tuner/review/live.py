@@ -108,15 +108,9 @@ class LivePages:
                 lambda: {entry.trial: entry for entry in self._run_index.run(name).checks()},
             )
         entries = [latest[number] for number in now.finalists if number in latest]
+        same = ("phase", "stage", "plan", "counted", "done", "total", "left_s", "age_s")
         return {
-            "phase": now.phase,
-            "stage": now.stage,
-            "plan": now.plan,
-            "counted": now.counted,
-            "done": now.done,
-            "total": now.total,
-            "left_s": now.left_s,
-            "age_s": now.age_s,
+            **{name: getattr(now, name) for name in same},
             "finalists": _finalists_words(entries, now.wanted) if now.phase == "verifying" else "",
             "verdicts": [_verdict_words(entry) for entry in entries],
             "bands": bands_of(now.at_work),
