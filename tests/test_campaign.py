@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -151,7 +152,7 @@ def test_all_devices_of_a_machine_without_gpus_are_its_cpu(tmp_path):
 PARTS = {"cpu:0": tuple(os.sched_getaffinity(0)), "cpu:1": tuple(os.sched_getaffinity(0))}
 
 
-def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
+def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path, monkeypatch):
     space = {"mode": ["ok", "raise"], "salt": list(range(50))}
     search = {"sampler": "random", "trials": 100}
     family = write_family(tmp_path / "families")
@@ -183,6 +184,17 @@ def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
 
     reported: list[str] = []
     campaign = Campaign(problems, runs, ["--trials", "100"], on_change=reported.append)
-    campaign.work(should_stop=lambda: is_locked(Run(state.run)))
+
+    def interrupt_once_begun(seconds: float) -> None:
+        time.sleep(seconds)
+        if is_locked(Run(state.run)):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "tuner.campaign.time",
+        SimpleNamespace(sleep=interrupt_once_begun, monotonic=time.monotonic),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        campaign.work()
     assert reported == ["one: goes on"]
     assert [run.name for run in runs.glob("*doubled*")] == [state.run.name], "it is the same run"

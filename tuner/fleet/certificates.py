@@ -8,18 +8,35 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tuner.errors import InputError, ToolchainError
 from tuner.machine.host import cache_folder
 from tuner.storage import storage_errors
 
-__all__ = ["AGENTS", "SCHEDULER", "TUNER", "checked_certificate", "cluster_folder", "make"]
+__all__ = [
+    "AGENTS", "SCHEDULER", "TUNER", "checked_certificate", "cluster_folder", "cluster_packages",
+    "make",
+]  # fmt: skip
 
 AUTHORITY = "tuner cluster"
 SCHEDULER, AGENTS, TUNER = "scheduler.pem", "agents.pem", "tuner.pem"
 VALID = datetime.timedelta(days=365)
 CLOCKS_DIFFER = datetime.timedelta(days=1)  # between the hosts of a cluster
+
+
+@contextmanager
+def cluster_packages() -> Iterator[None]:
+    """Turn a package that cannot be imported within the block into a `ToolchainError`."""
+    try:
+        yield
+    except ImportError as error:
+        raise ToolchainError(
+            f"a cluster needs packages that are not installed: {error}\n"
+            "  next: pip install 'tuner[cluster]'"
+        ) from error
 
 
 def cluster_folder() -> Path:
@@ -34,15 +51,10 @@ def make(folder: Path) -> None:
         ToolchainError: the package that makes them is not installed.
         StorageError: they cannot be written.
     """
-    try:
+    with cluster_packages():
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise ToolchainError(
-            f"a cluster needs packages that are not installed: {error}\n"
-            "  next: pip install 'tuner[cluster]'"
-        ) from error
     now = datetime.datetime.now(datetime.UTC)
 
     def certificate(
