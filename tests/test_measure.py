@@ -342,7 +342,9 @@ def test_identical_calls_are_no_difference(num_processes):
 
 @pytest.mark.parametrize("num_processes", [1, 3, 5])
 @pytest.mark.parametrize(("speedup", "verdict"), [(1.02, "faster"), (1 / 1.02, "slower")])
-def test_two_percent_are_told_apart_at_a_noise_of_a_fifth_percent(num_processes, speedup, verdict):
+def test_two_percent_are_distinguished_at_a_noise_of_a_fifth_percent(
+    num_processes, speedup, verdict
+):
     generator = random.Random(12)
     for _ in range(100):
         seen = processes(
@@ -395,7 +397,7 @@ def rounds_of(
 
 
 @pytest.mark.parametrize("num_processes", [1, 5])
-def test_ties_are_those_that_cannot_be_told_from_the_fastest(num_processes):
+def test_ties_are_those_that_cannot_be_distinguished_from_the_fastest(num_processes):
     centres = {"slow": 103.0, "fast": 100.0, "same": 100.0, "slower": 140.0}
     whole = 0
     for seed in range(100):

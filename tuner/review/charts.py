@@ -98,8 +98,8 @@ Drawn = tuple[str, Any]
 def _progress(run_data: RunData, by: Any) -> Drawn:
     if not run_data.trials:
         return "No trial is recorded yet.", None
-    told = run_data.told_bounds()
-    floors = {f"floor of {bound.words}": bound.latency_us for bound in told}
+    shown = run_data.shown_bounds()
+    floors = {f"floor of {bound.words}": bound.latency_us for bound in shown}
     figure = progress_figure(
         run_data.trials,
         run_data.baseline.latency_us,

@@ -55,11 +55,11 @@ def counter_words(calls: CountedCalls, op: str = "") -> list[str]:
         op: the operator that a generated kernel's name begins with, which is left out.
     """
     total_us = sum(kernel.duration_us for kernel in calls.winner) or 1.0
-    told = sorted(calls.winner, key=lambda kernel: -kernel.duration_us)
+    kernels = sorted(calls.winner, key=lambda kernel: -kernel.duration_us)
     return [
         f"{kernel_name(kernel.name, op)} ({percent_words(kernel.duration_us / total_us)} of the "
         f"kernels' time): {_words(kernel, calls)}."
-        for kernel in told
+        for kernel in kernels
         if kernel.duration_us >= SMALL * total_us
     ]
 

@@ -97,8 +97,8 @@ def template_marks(trials: Sequence[Trial]) -> dict[str, tuple[str, str]]:
     return {name: TEMPLATE_MARKS[i % len(TEMPLATE_MARKS)] for i, name in enumerate(names)}
 
 
-def baseline_point(x: float, y: float, told: str, *, symbol: str, size: int) -> dict[str, Any]:
-    """Return the trace of PyTorch's own point; `told` stands in its hover text."""
+def baseline_point(x: float, y: float, words: str, *, symbol: str, size: int) -> dict[str, Any]:
+    """Return the trace of PyTorch's own point; `words` stands in its hover text."""
     line = {"width": 3, "color": BASELINE}
     return {
         "x": [x],
@@ -106,7 +106,7 @@ def baseline_point(x: float, y: float, told: str, *, symbol: str, size: int) -> 
         "mode": "markers",
         "name": "PyTorch (baseline)",
         "marker": {"color": BASELINE, "symbol": symbol, "size": size, "line": line},
-        "hovertext": [f"PyTorch: {told}"],
+        "hovertext": [f"PyTorch: {words}"],
         "hoverinfo": "text",
     }
 
@@ -269,9 +269,9 @@ def accuracy_figure(trials: Sequence[Trial], baseline_us: float | None) -> Any:
     )
     first = next((t.outcome.check.probes[0] for t in known if t.outcome.check), None)
     if first is not None and first.baseline_rms_rel > 0 and baseline_us:
-        told = f"{us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"
+        words = f"{us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"
         point = (baseline_us, first.baseline_rms_rel)
-        figure.add_scatter(**baseline_point(*point, told, symbol="x-thin", size=14))
+        figure.add_scatter(**baseline_point(*point, words, symbol="x-thin", size=14))
     times, errors = [latency_us_of(t) for t in known], [rms_of(t) or 0.0 for t in known]
     figure.update_xaxes(title_text="latency in µs", **log_axis([*times, baseline_us or 0.0]))
     style = {"tickformat": ".1e", "title_text": "relative rms error"}

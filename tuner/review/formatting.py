@@ -102,8 +102,8 @@ def sizes_words(sizes: Mapping[str, object]) -> str:
         weights = {t: dims for t, dims in shapes.items() if t not in inputs and len(dims) > 1}
         if inputs:
             largest = sorted(weights, key=lambda t: -_count(weights[t]))[:1]
-            told = inputs | {t: weights[t] for t in largest}
-            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in told.items())
+            shown = inputs | {t: weights[t] for t in largest}
+            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in shown.items())
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 

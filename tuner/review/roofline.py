@@ -55,7 +55,7 @@ def roofline_figure(
     """Draw every correct trial under the device's rooflines.
 
     All candidates solve one problem, so they stand at one intensity; they are spread by up to
-    4 % to either side so that they can be told apart.
+    4 % to either side so that both can be seen.
 
     Args:
         trials: of any status.
@@ -95,8 +95,8 @@ def roofline_figure(
     )
     if baseline_us:
         tflops = flops / baseline_us / 1e6
-        told = f"{us_words(baseline_us)}, {rate_words(tflops)}"
-        figure.add_scatter(**baseline_point(intensity, tflops, told, symbol="line-ew", size=40))
+        words = f"{us_words(baseline_us)}, {rate_words(tflops)}"
+        figure.add_scatter(**baseline_point(intensity, tflops, words, symbol="line-ew", size=40))
     ends = [math.log10(intensities[0]), math.log10(intensities[-1])]
     axis = log_axis([intensities[0], intensities[-1]], range=ends)
     figure.update_xaxes(title_text="FLOP per byte of operands", **axis)
@@ -107,7 +107,7 @@ def roofline_figure(
 
 
 def resource_figure(trials: Sequence[Trial], device: Device | None) -> Any:
-    """Draw latency against registers, shared memory, occupancy and spills, where they are told.
+    """Draw latency against registers, shared memory, occupancy and spills, where they are known.
 
     Each is the largest over a candidate's kernels; `Resources` says what occupancy means here.
     """

@@ -27,8 +27,8 @@ def rows_caption(found: ByBatch) -> str:
         "nothing of its work hidden, in one process; bars are where the median lies. Where a mark "
         "is hollow the file runs the module's own forward instead."
     )
-    told = "; ".join(found.words)
-    return f"{words} {told[:1].upper()}{told[1:]}." if told else words
+    found_words = "; ".join(found.words)
+    return f"{words} {found_words[:1].upper()}{found_words[1:]}." if found_words else words
 
 
 def rows_figure(found: ByBatch) -> Any:

@@ -278,7 +278,7 @@ class RunData:
                 found.append(Bound(name, UNITS[name], tflops, latency_us, tflops < peak))
         return found
 
-    def told_bounds(self) -> list[Bound]:
+    def shown_bounds(self) -> list[Bound]:
         """Return `bounds`; of more than two those of the units used, and of the fastest."""
         bounds = self.bounds()
         if len(bounds) <= 2:

@@ -124,7 +124,7 @@ class Resources:
 
 
 def resources_of(trial: Trial, device: Device | None) -> Resources | None:
-    """Return what a trial's kernels take; None where the compiler told nothing."""
+    """Return what a trial's kernels take; None where the compiler reported nothing."""
     build = trial.outcome.build
     if build is None or not build.kernels:
         return None

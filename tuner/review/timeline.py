@@ -147,7 +147,7 @@ def spans_of(trials: Sequence[Trial]) -> list[Span]:
 
 
 def _in_lanes(builds: Sequence[Span]) -> list[Span]:
-    """Return builds with a name for each that ran beside others, where hosts are told.
+    """Return builds with a name for each that ran beside others, where hosts are recorded.
 
     One who waits for another host is none of its compilers, whatever its number here.
     """
