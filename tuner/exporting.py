@@ -16,9 +16,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from tuner.by_batch import ByBatch, Way, without_steps_in
+from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, ways_in, with_rows
-from tuner.capture.step_text import without_steps
 from tuner.choosing import Kernels
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
@@ -38,7 +37,7 @@ from tuner.trial import Candidate, Finalist, Trial, content_key
 
 __all__ = [
     "ExportCompiler", "ExportFile", "export_of", "fallback_of", "provenance", "rewrites_of",
-    "text_maker", "ways_of", "without_steps_of",
+    "text_maker", "ways_of",
 ]  # fmt: skip
 
 COMPILE_TIMEOUT_S = 600.0
@@ -300,28 +299,6 @@ def ways_of(model_new: str, candidate: Candidate) -> tuple[Way, ...]:
     if candidate.plan.extra.get("gradients", True) is None:  # this template has none
         ways = tuple(way for way in ways if way != "step")
     return ways
-
-
-def without_steps_of(
-    planned: Planned,
-    toolchain: Toolchain,
-    trial: Trial,
-    path: Path,
-    run_path: Path,
-    by_batch: ByBatch | None = None,
-) -> ExportFile | None:
-    """Return the file of a trial that leaves steps of training to the reference.
-
-    None where it has no kernels for them that were generated. `by_batch` is what was measured
-    with these.
-    """
-    text = without_steps(planned.family.model_new)
-    if text == planned.family.model_new:
-        return None
-    family = replace(planned.family, model_new=text)
-    if by_batch is not None:
-        by_batch = without_steps_in(by_batch)
-    return export_of(replace(planned, family=family), toolchain, trial, path, run_path, by_batch)
 
 
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:
