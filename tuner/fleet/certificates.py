@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tuner.errors import InputError, ToolchainError
+from tuner.errors import DeviceError, InputError, ToolchainError
 from tuner.machine.host import cache_folder
 from tuner.storage import storage_errors
 
 __all__ = [
-    "AGENTS", "SCHEDULER", "TUNER", "checked_certificate", "cluster_folder", "cluster_packages",
-    "make",
+    "AGENTS", "CONNECT_S", "SCHEDULER", "TUNER", "checked_certificate", "cluster_folder",
+    "cluster_packages", "knock", "make", "not_there",
 ]  # fmt: skip
 
 AUTHORITY = "tuner cluster"
@@ -113,3 +115,43 @@ def checked_certificate(path: Path | None, name: str) -> Path:
             "`tune cluster start` named on its host\n  next: copy it here, readable by you alone"
         )
     return found
+
+
+# ---- before anything is built on a scheduler ------------------------------------------------
+
+
+CONNECT_S = 20.0
+
+
+def knock(address: str, certificate: Path) -> None:
+    """Shake hands with a scheduler once, so that a refusal is known at once, with its reason.
+
+    Raises:
+        InputError: the address is none.
+        DeviceError: nobody is there, or one of both does not take the other's certificate.
+    """
+    if not address.startswith("tls://"):
+        raise InputError(
+            f"{address}: not an address of a cluster\n"
+            "  expected: tls://HOST:PORT, as `tune cluster start` prints it"
+        )
+    host, _, port = address.removeprefix("tls://").rpartition(":")
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=certificate)
+        context.check_hostname = False  # an authority of one cluster signs for that one alone
+        context.load_cert_chain(certificate)
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
+            with context.wrap_socket(connection) as encrypted:
+                if not encrypted.recv(1):  # it speaks first
+                    raise ConnectionError("it closed the connection")
+    except (OSError, ValueError) as error:
+        raise DeviceError(not_there(address, certificate, error)) from error
+
+
+def not_there(address: str, certificate: Path, error: BaseException) -> str:
+    """Say that no scheduler answers, and why."""
+    return (
+        f"{address}: no scheduler answers there that takes {certificate}\n"
+        f"  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}\n"
+        "  next: take address and certificate from the cluster's last start"
+    )

@@ -24,9 +24,8 @@ from typing import Any
 
 from tuner.errors import DeviceError
 from tuner.fleet.agent import Agent, Serve
-from tuner.fleet.certificates import cluster_packages
+from tuner.fleet.certificates import CONNECT_S, cluster_packages, knock, not_there
 from tuner.fleet.fleet import AttemptLost, Event, Fleet, Job, Joined, Lost, Reply
-from tuner.fleet.handshake import CONNECT_S, knock, not_there
 from tuner.fleet.wire import Blobs, Garbled, digest_of, event_from, event_text, job_from, job_text
 
 __all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
