@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -152,7 +153,7 @@ def test_all_devices_of_a_machine_without_gpus_are_its_cpu(tmp_path):
 PARTS = {"cpu:0": tuple(os.sched_getaffinity(0)), "cpu:1": tuple(os.sched_getaffinity(0))}
 
 
-def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path, monkeypatch):
+def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
     space = {"mode": ["ok", "raise"], "salt": list(range(50))}
     search = {"sampler": "random", "trials": 100}
     family = write_family(tmp_path / "families")
@@ -185,15 +186,11 @@ def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path, m
     reported: list[str] = []
     campaign = Campaign(problems, runs, ["--trials", "100"], on_change=reported.append)
 
-    def interrupt_once_begun(seconds: float) -> None:
-        time.sleep(seconds)
-        if is_locked(Run(state.run)):
-            raise KeyboardInterrupt
+    def interrupt_once_begun() -> None:
+        wait_for(lambda: is_locked(Run(state.run)), 200.0)
+        _thread.interrupt_main()
 
-    monkeypatch.setattr(
-        "tuner.campaign.time",
-        SimpleNamespace(sleep=interrupt_once_begun, monotonic=time.monotonic),
-    )
+    threading.Thread(target=interrupt_once_begun, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         campaign.work()
     assert reported == ["one: goes on"]
