@@ -149,7 +149,7 @@ def started(
 def wait_for(is_so: Callable[[], bool], timeout_s: float = 240.0) -> None:
     """Wait until something is so; the limit is for what never will be, and no measure of speed.
 
-    It is below the 300 s of a test, so that the line that waited is told.
+    It is below the 300 s of a test, so that the line that waited is shown.
     """
     deadline = time.monotonic() + timeout_s
     while not is_so():

@@ -1,7 +1,7 @@
 """What the agents of test_fleet.py do: jobs in a process of each agent's own, which can be killed.
 
 Every job that begins, and every one that ends, is a line of `journal` in the folder of the job
-`open`: so a test sees what was executed, whatever the parent was told.
+`open`: so a test sees what was executed, whatever was reported to the parent.
 """
 
 from __future__ import annotations

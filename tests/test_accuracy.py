@@ -74,8 +74,8 @@ def test_a_class_says_in_words_what_it_accepts_and_what_math_mode_sets():
         Accuracy("pytorch"): "float32, TF32 off in matmul, on in cuDNN",
         loose: "float32, TF32 off",
     }
-    for accuracy, told in said.items():
-        assert accuracy.arithmetic == told
+    for accuracy, words in said.items():
+        assert accuracy.arithmetic == words
         with math_mode(accuracy):
             is_on = torch.get_float32_matmul_precision() == "high"
             assert accuracy.tf32 == (is_on, torch.backends.cudnn.allow_tf32)

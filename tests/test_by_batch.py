@@ -470,8 +470,8 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     noted = replace(exported.check, notes=(f"{FEW_ROWS_WORDS} (mul): below 64 in calls",))
     assert not any(line in remark for remark in remarks_on(replace(exported, check=noted)))
     ended = replace(found, rows={"call": (64, 2048)})
-    told = replace(exported, check=noted, by_batch=ended)
-    assert any("at 64 to 2048 rows" in remark for remark in remarks_on(told))
+    result = replace(exported, check=noted, by_batch=ended)
+    assert any("at 64 to 2048 rows" in remark for remark in remarks_on(result))
     assert shown.rows == line
     assert replace(found, rows={"call": (64, MOST), "step": (64, MOST)}).brief == (
         "kernels run from 64 rows on in calls and steps"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -100,15 +102,15 @@ def test_problems_are_refused_side_by_side_and_not_asked_again(tmp_path):
 
 def test_several_problems_share_a_device_where_that_is_asked_for(tmp_path):
     write(tmp_path, "a.yaml", "b.yaml", "c.yaml")
-    told: list[str] = []
+    reported: list[str] = []
     campaign = Campaign(
         problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cpu:0",), PARTS), jobs=2,
-        on_change=told.append,
+        on_change=reported.append,
     )  # fmt: skip
     ended: list[str] = []
     campaign.on_end = lambda problem, state, seconds: ended.append(problem.name)
     campaign.work()
-    assert told[:2] == ["a: begins on cpu:0", "b: begins on cpu:0"]
+    assert reported[:2] == ["a: begins on cpu:0", "b: begins on cpu:0"]
     assert sorted(ended) == ["a", "b", "c"]
 
 
@@ -137,10 +139,10 @@ def test_a_problem_that_takes_too_long_is_ended_and_goes_on_when_asked_again(tmp
     campaign = Campaign([problem], runs, limit_s=20.0)
     late = campaign.work()["one"]
     assert late.status == "no file in time" and late.run is not None
-    told: list[str] = []
-    campaign = Campaign([problem], runs, limit_s=0.1, on_change=told.append)
+    reported: list[str] = []
+    campaign = Campaign([problem], runs, limit_s=0.1, on_change=reported.append)
     assert campaign.work()["one"].run == late.run
-    assert told[0] == "one: goes on"
+    assert reported[0] == "one: goes on"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="all devices are GPUs here")
@@ -183,6 +185,13 @@ def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
 
     reported: list[str] = []
     campaign = Campaign(problems, runs, ["--trials", "100"], on_change=reported.append)
-    campaign.work(should_stop=lambda: is_locked(Run(state.run)))
+
+    def interrupt_once_begun() -> None:
+        wait_for(lambda: is_locked(Run(state.run)), 200.0)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt_once_begun, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        campaign.work()
     assert reported == ["one: goes on"]
     assert [run.name for run in runs.glob("*doubled*")] == [state.run.name], "it is the same run"

@@ -227,7 +227,7 @@ def interval(speedup: float, low: float, high: float) -> Interval:
     ("then", "now", "holds", "why"),
     [
         ((1.5, 1.4, 1.6), (1.45, 1.35, 1.55), True, ""),
-        ((4.18, 4.16, 4.20), (4.10, 4.08, 4.12), True, ""),  # nobody need be told of 2 %
+        ((4.18, 4.16, 4.20), (4.10, 4.08, 4.12), True, ""),  # nobody need know of 2 %
         ((1.5, 1.4, 1.6), (1.0, 0.95, 1.05), False, ""),
         ((900.0, 890.0, 910.0), (4.0, 0.2, 30.0), False, ""),
         ((1.0, 0.95, 1.05), (1.5, 1.4, 1.6), False, ""),  # neither may claim less

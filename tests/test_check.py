@@ -174,7 +174,7 @@ def reasons(new_class, problem, expectations) -> list[str]:
 def verdict(problem, new_class, expectations, accuracy=FLOAT32, answers=None):
     if answers is None:
         with pytest.MonkeyPatch.context() as patched:
-            # Beyond 24 calls of each thread: what is wrong is asked by `asked_until_told`.
+            # Beyond 24 calls of each thread: what is wrong is asked by `asked_until_found`.
             patched.setattr(threads, "AT_ONCE_S", 0.02)
             answers = ask_all(problem, new_class, expectations)
     results = []
@@ -190,7 +190,7 @@ def verdict(problem, new_class, expectations, accuracy=FLOAT32, answers=None):
     return merge(results, accuracy, is_thorough=True)
 
 
-def asked_until_told(problem, new_class, expectations, words: str) -> list[ProbeResult]:
+def asked_until_found(problem, new_class, expectations, words: str) -> list[ProbeResult]:
     """Ask, in order, until a reason has these words, which one must."""
     results = []
     for expectation in expectations:
@@ -204,7 +204,7 @@ def asked_until_told(problem, new_class, expectations, words: str) -> list[Probe
 @pytest.mark.parametrize("name", sorted(CHEATS))
 def test_the_cheat_is_rejected_and_named(name, problem, thorough, patched_functions):
     new_class = load_candidate(HERE / "cheats" / f"{name}.py")
-    results = asked_until_told(problem, new_class, thorough, CHEATS[name])
+    results = asked_until_found(problem, new_class, thorough, CHEATS[name])
     check = merge(results, FLOAT32, is_thorough=True)
     assert not check.is_accepted
     assert check.reason.startswith(next(r.reason for r in results if not r.is_accepted))
@@ -361,7 +361,7 @@ def test_the_cheat_that_only_one_question_tells_is_rejected_and_named(name, prob
         def forward(self, x):
             return change(self, x, super().forward(x))
 
-    asked_until_told(problem, Cheat, thorough, words)
+    asked_until_found(problem, Cheat, thorough, words)
 
 
 # What a call leaves behind: after it the user's own program is another one.
@@ -415,7 +415,7 @@ def test_what_a_call_leaves_behind_is_named(name, problem, thorough, as_it_was):
             leave(self, x)
             return y
 
-    asked_until_told(problem, Untidy, thorough[:1], words)
+    asked_until_found(problem, Untidy, thorough[:1], words)
 
 
 def test_what_autograd_cannot_use_is_named(problem, thorough):
@@ -440,8 +440,8 @@ def test_what_autograd_cannot_use_is_named(problem, thorough):
         def forward(self, x):
             return WritesGradients.apply(super().forward(x), self.scale)
 
-    asked_until_told(problem, Inference, thorough, "of no use to autograd (inference mode)")
-    asked_until_told(problem, Twice, thorough, "the backward wrote the .grad of scale")
+    asked_until_found(problem, Inference, thorough, "of no use to autograd (inference mode)")
+    asked_until_found(problem, Twice, thorough, "the backward wrote the .grad of scale")
 
 
 def test_a_module_that_is_put_together_otherwise_is_named(problem, thorough):
@@ -466,12 +466,12 @@ def test_a_module_that_is_put_together_otherwise_is_named(problem, thorough):
             return self.forward(x)
 
     words = "a deep copy shares the memory of bn.running_mean"
-    asked_until_told(problem, SharesStatistics, thorough, words)
+    asked_until_found(problem, SharesStatistics, thorough, words)
     words = "parameter 2 is 'bn.weight', the reference's is 'gemm.weight'"
-    asked_until_told(problem, OtherOrder, thorough[:1], words)
+    asked_until_found(problem, OtherOrder, thorough[:1], words)
     assert verdict(problem, OtherBuffers, thorough[:1]).is_accepted
     words = "a __call__ of its own: hooks on the module would not run"
-    asked_until_told(problem, WithoutHooks, thorough[:1], words)
+    asked_until_found(problem, WithoutHooks, thorough[:1], words)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -593,7 +593,7 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
             several = isinstance(self.first, tuple)
             return tuple(y.clone() for y in self.first) if several else self.first.clone()
 
-    asked_until_told(problem, Replay, expectations, "output of call 2")
+    asked_until_found(problem, Replay, expectations, "output of call 2")
 
 
 def test_where_the_order_of_a_product_decides_about_a_nan_none_is_wrong(tmp_path):
@@ -617,7 +617,7 @@ def test_where_the_order_of_a_product_decides_about_a_nan_none_is_wrong(tmp_path
     assert any(y.isnan().any() for e in whole for y in e.oracle.values())
     check = verdict(problem, InParts, expectations)
     assert check.is_accepted, check.reason
-    asked_until_told(problem, Finite, expectations, "NaN")
+    asked_until_found(problem, Finite, expectations, "NaN")
 
 
 def test_what_a_reference_refuses_is_asked_more_tamely_and_never_the_same_again():
@@ -1080,7 +1080,7 @@ def test_a_reference_that_draws_random_numbers_cannot_be_judged(tmp_path):
         expected(problem, Probe("as given", weights="initial"), FLOAT32)
 
 
-def test_a_reference_whose_result_is_rounding_alone_is_told_so(tmp_path):
+def test_a_reference_whose_result_is_rounding_alone_is_named_so(tmp_path):
     text = FLAGSHIP.replace("x = self.bn(x)", "x = (x - x.mean(0)).mean(0)")
     problem = load_reference(tmp_path, text)
     with pytest.raises(ProblemError, match="is it 0 for all inputs"):

@@ -55,14 +55,14 @@ def test_the_other_way_round_says_the_same(tmp_path):
     )
 
 
-def test_what_cannot_be_told_apart_has_no_best(tmp_path):
+def test_what_cannot_be_distinguished_has_no_best(tmp_path):
     found = compared(verified(tmp_path, 2.0), verified(tmp_path, 2.02))
     assert found.best is None and found.pairs[0].kind == "no difference"
     # t = ln 1.01 / 0.0103964 = 0.957 with 8 degrees of freedom
     assert found.pairs[0].confidence == pytest.approx(0.8168, abs=2e-4)
 
 
-def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
+def test_equal_runs_are_distinguished_with_a_confidence_of_one_half(tmp_path):
     assert compared(verified(tmp_path, 2.0), verified(tmp_path, 2.0)).pairs[
         0
     ].confidence == pytest.approx(0.5)

@@ -515,7 +515,7 @@ def test_a_runs_page_has_its_figures_table_sources_and_optunas_study(place, read
     page.goto(f"{reader.home}/runs/{place.fast.path.name}")
     page.wait_for_selector("body[data-drawn='40']")
     assert "2.40x faster than PyTorch" in page.inner_text(".verdict")
-    assert page.inner_text("#told") == "40 trials, best 2.40x"
+    assert page.inner_text("#count") == "40 trials, best 2.40x"
     assert page.inner_text("#state") == "finished"
     assert len(cells(page, "#trials")) > 20
     assert serious_faults(page, "header") == []  # the rest is the report's, tested there
@@ -582,7 +582,7 @@ def test_a_run_is_started_followed_stopped_and_resumed_from_the_page(place, serv
 
     page.click("#resume")
     page.wait_for_selector("#state:has-text('running')", timeout=60_000)
-    more = "least => parseInt(document.getElementById('told').textContent) > least"
+    more = "least => parseInt(document.getElementById('count').textContent) > least"
     page.wait_for_function(more, arg=before, timeout=60_000)  # two may come between two looks
     page.click("#stop")
     page.click("#stop:has-text('Stop at once')")

@@ -467,6 +467,6 @@ def test_triton_texts_name_the_dtypes_that_they_compute_and_store(name, tmp_path
 
 
 def test_values_near_the_largest_leave_float64_room_for_squares():
-    """Float64 is the oracle: where its own squares overflow, no answer can be told right."""
+    """Float64 is the oracle: where its own squares overflow, no answer can be called right."""
     x = redistributed(torch.zeros(8, 9).double(), "extreme", torch.Generator().manual_seed(1))
     assert x.abs().max() > 2.0**127 and x.square().sum().isfinite()

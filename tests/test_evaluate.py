@@ -113,7 +113,7 @@ def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
 
 
 class Telling:
-    """What a run's observer is told."""
+    """What a run's observer hears."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import math
@@ -10,13 +11,15 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from tuner.errors import ExpressionError
-from tuner.space.compiled import ABSENT, condition_of
+from tuner.space.constraints import Judge, Parameter
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
+from tuner.space.grammar import FUNCTIONS, Refused, compile_tree
 from tuner.trial import Value
 
 ENV: dict[str, Value] = {
@@ -217,7 +220,7 @@ def test_whole_number_arithmetic_is_pythons(text, a, b, c):
         assert Expression.parse(text).evaluate({"a": a, "b": b, "c": c}) == expected
 
 
-# ---- compiled, for many configurations ------------------------------------------------------
+# ---- beside Python, and for many configurations ---------------------------------------------
 
 NUMBERS = [0, 1, 2, 3, 7, 64, 2**40, -3, 0.5, 2.25, True, False]
 
@@ -245,58 +248,64 @@ def conditions() -> st.SearchStrategy[str]:
     return st.recursive(leaf, grow, max_leaves=10)
 
 
+class AsConditions(ast.NodeTransformer):
+    """`and` and `or` give a condition, where Python's own give one of their operands."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Call(ast.Name("bool", ast.Load()), [node], [])
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     text=conditions(),
-    guard=st.none() | conditions(),
     values=st.lists(
         st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=4), min_size=3, max_size=3
     ),
 )
-def test_what_is_compiled_finds_what_the_expression_does_or_raises(text, guard, values):
+def test_an_expression_is_what_python_makes_of_it_or_raises(text, values):
     facts: dict[str, Value] = {"n": 3}
-    rule, ask = Expression.parse(text), None if guard is None else Expression.parse(guard)
+    rule = Expression.parse(text)
     tables = {**dict(zip("abc", values, strict=True)), "word": ["w", "v"]}
-    compiled = condition_of(rule.tree, ask.tree if ask else None, True, list(tables), facts)
-    for row, point in enumerate(itertools.product(*tables.values())):
+    of_values = compile_tree(rule.tree, set(), list(tables))
+    tree = ast.fix_missing_locations(AsConditions().visit(ast.parse(text, mode="eval")))
+    functions = {name: entry[0] for name, entry in FUNCTIONS.items()}
+    for point in itertools.product(*tables.values()):
         env = {**facts, **dict(zip(tables, point, strict=True))}
-        given = list(point)
-        if row % 2:
-            given[1] = ABSENT
-            del env["b"]
-        if row % 3 == 2:
-            given[3] = ABSENT
-            del env["word"]
         try:
-            found = compiled(*given)
-        except Exception:  # the expression itself raises, or says that it is not known
-            with contextlib.suppress(ExpressionError):
-                known = ask is None or ask.holds_where_known(env)
-                assert known is None or (known and rule.holds_where_known(env) is None)
-        else:
-            holds = ask is None or ask.holds(env)
-            assert found is (rule.holds(env) if holds else True)
+            found = rule.evaluate(env)
+        except ExpressionError:
+            with pytest.raises((Refused, ArithmeticError, ValueError)):
+                of_values(facts, *point)
+            continue
+        assert of_values(facts, *point) == found
+        assert found == eval(compile(tree, "text", "eval"), functions, env)
 
 
-def test_constraints_as_they_are_written_are_compiled_without_an_exception():
-    names, rows = ["m", "k", "template"], [(64, 2.5, "mma"), (128, 8, "simt"), (0, 16, "mma")]
+def test_constraints_as_they_are_written_are_judged_in_bulk():
+    rows = [(64, 2.5, "mma"), (128, 8, "simt"), (0, 16, "mma")]
+    tables = [
+        Parameter(n, v) for n, v in zip(("m", "k", "t"), zip(*rows, strict=True), strict=True)
+    ]
+    at = np.arange(3)
     for text, expected in [
         ("m * 4 <= 2 ** 8 and k > 1", [True, False, True]),
         ("m == 0 or 256 % m == 0", [True, True, True]),  # never divides by zero
-        ("template != 'simt' or m in [128, 0]", [True, True, True]),
-        ("cdiv(m, 48) * (2 if template == 'mma' else 1)", [True, True, False]),
+        ("t != 'simt' or m in [128, 0]", [True, True, True]),
+        ("cdiv(m, 48) * (2 if t == 'mma' else 1)", [True, True, False]),
         ("log2(m + 64) == 7 and k / 2 < n", [True, False, False]),
         ("1 < k < m", [True, True, False]),
         ("m ** 0.5 == 8 or 2 ** -k < 0.1", [True, True, True]),
     ]:
-        compiled = condition_of(Expression.parse(text).tree, None, True, names, {"n": 3})
-        assert [compiled(*row) for row in rows] == expected
-    guard = Expression.parse("template == 'mma'").tree
-    guarded = condition_of(Expression.parse("m > 64").tree, guard, True, names, {})
-    assert [guarded(*row) for row in rows] == [False, True, False]
-    assert guarded(ABSENT, 1, "simt") is True
-    with pytest.raises(TypeError):
-        guarded(ABSENT, 1, "mma")
+        by_name = {p.name: p for p in tables}
+        judge = Judge(Expression.parse(text), None, by_name, {"n": 3}, where_absent=True)
+        columns = {name: at for name in judge.tuned}
+        assert judge.verdicts(columns, 3).tolist() == expected
+    conditional = {"m": Parameter("m", (64, 128, 0), Expression.parse("True")), "t": tables[2]}
+    rule, guard = Expression.parse("m > 64"), Expression.parse("t == 'mma'")
+    judge = Judge(rule, guard, conditional, {}, where_absent=True)
+    columns = {"m": np.array([0, 1, 1, 3]), "t": np.array([0, 1, 2, 0])}  # 3: absent
+    assert judge.verdicts(columns, 4).tolist() == [False, True, True, True]
 
 
 # ---- C++ ------------------------------------------------------------------------------------
@@ -306,12 +315,12 @@ def test_constraints_as_they_are_written_are_compiled_without_an_exception():
     ("text", "cpp"),
     [
         ("batch", "batch"),
-        ("block_m * 2", "int64_t{256}"),
+        ("128 * 2", "int64_t{256}"),
         ("batch * 4 - 1", "((batch * int64_t{4}) - int64_t{1})"),
-        ("batch // block_m", "(batch / int64_t{128})"),
-        ("cdiv(batch, block_m)", "(((batch) + (int64_t{128}) - 1) / (int64_t{128}))"),
+        ("batch // 128", "(batch / int64_t{128})"),
+        ("cdiv(batch, 128)", "(((batch) + (int64_t{128}) - 1) / (int64_t{128}))"),
         ("min(batch, 2, k)", "std::min<int64_t>(std::min<int64_t>(batch, int64_t{2}), k)"),
-        ("batch if stats == 'two_pass' else 'word'", "batch"),
+        ("batch if 'two_pass' == 'two_pass' else 'word'", "batch"),
         ("1 if batch > 5 else 0", "((batch > int64_t{5}) ? int64_t{1} : int64_t{0})"),
         ("2 ** 3 + batch % 4.0", "(int64_t{8} + (batch % int64_t{4}))"),
         ("-batch", "(-batch)"),
@@ -324,7 +333,7 @@ def test_constraints_as_they_are_written_are_compiled_without_an_exception():
     ],
 )
 def test_shapes_become_cpp(text, cpp):
-    assert to_cpp(Expression.parse(text), {"block_m": 128, "stats": "two_pass"}) == cpp
+    assert to_cpp(Expression.parse(text)) == cpp
 
 
 @pytest.mark.parametrize(
@@ -334,7 +343,7 @@ def test_shapes_become_cpp(text, cpp):
         ("batch ** 2", "the operator Pow has no exact meaning in whole numbers"),
         ("log2(batch)", "log2 has no exact meaning in whole numbers"),
         ("batch * 0.5", "0.5 is not a whole number"),
-        ("stats", "the word 'two_pass' cannot be passed as a whole number"),
+        ("'two_pass'", "the word 'two_pass' cannot be passed as a whole number"),
         ("batch == 'x'", "the word 'x' cannot be passed as a whole number"),
         ("device.num_sms * 2", "unknown name 'device.num_sms'"),
         ("batch + 1 // 0", "division by zero"),
@@ -342,7 +351,7 @@ def test_shapes_become_cpp(text, cpp):
 )
 def test_what_cpp_cannot_compute_exactly_is_refused(text, reason):
     with pytest.raises(ExpressionError) as error:
-        to_cpp(Expression.parse(text), {"stats": "two_pass"})
+        to_cpp(Expression.parse(text))
     assert reason in str(error.value)
 
 
@@ -362,7 +371,7 @@ def test_compiled_cpp_computes_what_python_computes(tmp_path: Path):
     ]
     points = list(itertools.product([1, 5, 40, 1000], [1, 3, 8]))
     prints = "\n".join(
-        f'printf("%lld\\n", (long long)({to_cpp(Expression.parse(text), {})}));' for text in texts
+        f'printf("%lld\\n", (long long)({to_cpp(Expression.parse(text))}));' for text in texts
     )
     points_text = ", ".join(f"{{{batch}, {k}}}" for batch, k in points)
     source = (

@@ -254,7 +254,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_each_way_to_fail_in_the_race_is_told_of_the_one_who_did(name):
+def test_each_way_to_fail_in_the_race_is_reported_of_the_one_who_did(name):
     failure, reason = FAILURES[name]
     error = failure
     if isinstance(failure, JobFailed):

@@ -272,7 +272,7 @@ def test_resources_are_the_largest_over_a_candidates_kernels():
 # ---- the tables -----------------------------------------------------------------------------
 
 
-def test_a_parameter_that_bears_a_columns_name_is_told_apart(tmp_path):
+def test_a_parameter_that_bears_a_columns_name_is_distinguished(tmp_path):
     trials = [replace(t, params={**t.params, "status": t.number}) for t in make_trials(5)]
     columns = {c.name: c for c in trial_columns(RunData.of(make_run(tmp_path, trials)))}
     assert columns["param_status"].values == (0, 1, 2, 3, 4)
@@ -427,7 +427,7 @@ def test_several_devices_and_hosts_have_lanes_and_bands_of_their_own():
     assert workers_of(trials)[-1].busy_s == pytest.approx(16.0)
     assert {span.stage for span in spans} == {"build", "around", "check", "measure"}
     legend = [trace.name for trace in figure.data if trace.showlegend]
-    assert sorted(legend) == sorted(set(legend)), "a stage is told once, however wide its lines"
+    assert sorted(legend) == sorted(set(legend)), "a stage is named once, however wide its lines"
     for name in ("cuda:2", "cuda:10"):
         lane = [span for span in spans if span.worker == name]
         assert all(one.end_s <= other.start_s for one, other in itertools.pairwise(lane))

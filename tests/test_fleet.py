@@ -310,7 +310,7 @@ def test_an_agent_that_dies_between_finishing_and_delivering_leaves_nobody_waiti
     futures = bench.doubles(range(6), dies=True)
     assert [future.result(LONG_S)["value"] for future in futures] == [2 * n for n in range(6)]
     ended = sorted(bench.journal("end"))
-    assert len(ended) == 7 and set(ended) == set(range(6)), "one was done twice, and told once"
+    assert len(ended) == 7 and set(ended) == set(range(6)), "one was done twice, and reported once"
     assert len(bench.dispatch.devices) == NUM_DEVICES - 1
 
 

@@ -33,7 +33,7 @@ WITH_FOLDER = (
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Return a folder of files that tell when they are imported, with a reference and a module."""
-    reported = tmp_path / "told"
+    reported = tmp_path / "reported"
     reported.mkdir()
     here = tmp_path / "here"
     here.mkdir()
@@ -54,7 +54,7 @@ def test_nothing_in_the_current_folder_is_imported_by_a_verification(folder, pro
         cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list((folder.parent / "told").iterdir()) == []
+    assert list((folder.parent / "reported").iterdir()) == []
 
 
 def test_the_current_folder_is_no_place_to_import_from(tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ EPILOGUE = "fused_mine_rows_behind_product_epilogue"
         ("s" * 60, "s" * 40 + "…"),
     ],
 )  # fmt: skip
-def test_a_kernels_name_is_told_without_types_and_arguments(name, short):
+def test_a_kernels_name_is_shown_without_types_and_arguments(name, short):
     assert kernel_name(name, "mine") == short
 
 
@@ -143,7 +143,7 @@ def test_units_are_those_of_the_template_and_of_pytorchs_own_setting(
     # PyTorch's products of matrices are not in TF32 by themselves; its convolutions are.
     names = {bound.precision for bound in run_data.bounds()}
     assert ({"tf32", "fp16"} <= names) == (accuracy != "float32")
-    assert len(run_data.told_bounds()) <= 2
+    assert len(run_data.shown_bounds()) <= 2
 
 
 def test_the_least_time_holds_the_products_and_not_their_bytes_alone(tmp_path):
@@ -167,7 +167,7 @@ def test_bars_keep_their_colours_and_show_what_overlaps(tmp_path):
     )
     spans = view["bars"][1]["spans"]
     assert [span["is_over"] for span in spans] == [False, False, True]
-    # The longest of either call, as a share of that call, is told from all others.
+    # The longest of either call, as a share of that call, is shown of all others.
     colours = {row["name"]: row["colour"] for row in view["rows"]}
     assert colours == {
         "cutlass": 0, "product_kernel": 1, "repair_kernel": 2, "split_rows_kernel": 3,
@@ -186,7 +186,7 @@ def test_many_kernels_leave_one_colour_to_the_short_ones(tmp_path):
     assert colours[:15] == [1, 2, 3, 4, 5, 6, *[7] * 9] and colours[15] == 0
 
 
-def test_two_kernels_that_are_called_alike_are_told_apart(tmp_path):
+def test_two_kernels_that_are_called_alike_are_distinguished(tmp_path):
     twice = [KernelTime(f"void a::k<{n}>(int)", 10.0 * n, 5.0) for n in range(2)]
     view = kernels_view(of_module(tmp_path, twice))
     assert view is not None and [row["name"] for row in view["rows"]][:2] == ["k", "k, 2"]
@@ -233,7 +233,7 @@ SPLIT_COUNTED = Counters(
 CALLS = CountedCalls((SPLIT_COUNTED,), (SPLIT_COUNTED, PRODUCT_COUNTED))
 
 
-def test_a_clock_below_the_others_is_told_as_power():
+def test_a_clock_below_the_others_is_reported_as_power():
     assert counter_words(CALLS, "mine") == [
         "product_kernel (95 % of the kernels' time): the tensor cores are busy, in 72 % of the "
         "cycles, at a clock of 1,662 MHz, as a power limit makes it (other kernels of the two "

@@ -401,7 +401,7 @@ class Played:
         return Report(), next(self.turns)
 
 
-def told_by(crossed, got, numel=2000):
+def known_by(crossed, got, numel=2000):
     """Return whether a gradient is right, from what each replay crosses: sums of two jumps."""
     draw = torch.Generator().manual_seed(5)
     want, first, second = torch.randn(3, numel, generator=draw, dtype=torch.float64)
@@ -412,16 +412,16 @@ def told_by(crossed, got, numel=2000):
     return bool(errors_at_kinks(Played(turns), answer_, oracle, {}, limits, FLOAT32)[0])
 
 
-def test_one_kink_is_told_from_replays_that_cross_two():
+def test_one_kink_is_distinguished_from_replays_that_cross_two():
     crossed = [(0, 0), (1, 1), (0, 1), (1, 1), (0, 0), (0, 1), (1, 1), (0, 0)]
-    assert told_by(crossed, lambda a, b: a)
-    assert told_by(crossed, lambda a, b: a + b)
-    assert not told_by(crossed, lambda a, b: a + 1e-3 * a.roll(1))
-    assert not told_by(crossed, lambda a, b: 1e-3 * torch.ones_like(a))
-    assert not told_by([(0, 0)] * 8, lambda a, b: a)
+    assert known_by(crossed, lambda a, b: a)
+    assert known_by(crossed, lambda a, b: a + b)
+    assert not known_by(crossed, lambda a, b: a + 1e-3 * a.roll(1))
+    assert not known_by(crossed, lambda a, b: 1e-3 * torch.ones_like(a))
+    assert not known_by([(0, 0)] * 8, lambda a, b: a)
 
 
 def test_few_elements_are_not_enough_to_tell_what_replays_add_up_to():
     crossed = [(1, 1), (0, 1), (1, 1), (0, 1), (1, 1), (0, 1), (1, 1), (0, 1)]
-    assert told_by(crossed, lambda a, b: a)
-    assert not told_by(crossed, lambda a, b: a - b, numel=8)
+    assert known_by(crossed, lambda a, b: a)
+    assert not known_by(crossed, lambda a, b: a - b, numel=8)

@@ -157,7 +157,7 @@ def test_a_class_inside_a_class_and_one_of_pytorch_are_written():
         torch.testing.assert_close(problem.make_model(0)(X), module(X))
 
 
-def test_a_script_that_tunes_wherever_it_is_imported_is_told_so(tmp_path):
+def test_a_script_that_tunes_wherever_it_is_imported_is_refused_with_words(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import torch, tuner\n\n\nclass Own(torch.nn.Module):\n"

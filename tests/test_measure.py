@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tuner.evaluate import timers
+from tuner.evaluate import measure as measuring, timers
 from tuner.evaluate.measure import (
     below_floor,
     contradicted,
@@ -77,9 +77,10 @@ def test_latency_is_the_median_and_every_sample_is_kept():
     assert from_json(Measurement, to_json(result)) == result
 
 
-def test_sampling_stops_when_the_median_is_known():
+def test_sampling_stops_when_the_median_is_known(monkeypatch):
+    monkeypatch.setattr(measuring, "MAX_SAMPLES", 5000)
     exact = quick(lambda _: 100.0)
-    loud = quick(noisy(100.0, 0.05, seed=2), max_samples=5000)
+    loud = quick(noisy(100.0, 0.05, seed=2))
     louder = quick(noisy(100.0, 0.05, seed=2), max_noise=0.05)
     assert len(exact.samples_us) < 120
     assert len(exact.samples_us) < len(loud.samples_us) < 5000
@@ -96,8 +97,9 @@ def test_the_median_is_as_well_known_as_was_asked():
     assert sum(abs(error) > 0.02 for error in errors) <= 0.05 * len(errors)
 
 
-def test_sampling_stops_at_the_most_samples():
-    result = quick(noisy(100.0, 0.5, seed=3), max_noise=1e-6, max_samples=37)
+def test_sampling_stops_at_the_most_samples(monkeypatch):
+    monkeypatch.setattr(measuring, "MAX_SAMPLES", 37)
+    result = quick(noisy(100.0, 0.5, seed=3), max_noise=1e-6)
     assert len(result.samples_us) == 37
 
 
@@ -118,19 +120,22 @@ def test_a_very_long_call_ends_with_fewer_samples():
     assert 1 <= len(result.samples_us) < 5
 
 
-def test_warming_up_lasts_until_times_are_steady():
+def test_warming_up_lasts_until_times_are_steady(monkeypatch):
+    monkeypatch.setattr(measuring, "MAX_SAMPLES", 50)
+
     def settles(number: int) -> float:
         return 100.0 * (1.0 + 3.0 * math.exp(-number / 4.0))
 
     timer = ScriptedTimer()
-    result = measure(timer, settles, budget_s=5.0, max_noise=0.001, max_samples=50)
+    result = measure(timer, settles, budget_s=5.0, max_noise=0.001)
     assert max(result.samples_us) < 103.0
     assert timer.num_calls > len(result.samples_us) + 10
 
 
-def test_warming_up_is_bounded_for_a_call_that_never_settles():
+def test_warming_up_is_bounded_for_a_call_that_never_settles(monkeypatch):
+    monkeypatch.setattr(measuring, "MAX_SAMPLES", 5)
     timer = ScriptedTimer()
-    result = measure(timer, lambda i: 2.0**i, budget_s=5.0, max_noise=1.0, max_samples=5)
+    result = measure(timer, lambda i: 2.0**i, budget_s=5.0, max_noise=1.0)
     assert timer.num_calls <= 300
     assert len(result.samples_us) == 5
 
@@ -189,9 +194,10 @@ def test_racing_stops_a_call_that_is_not_slower_less_often_than_stated(name, dra
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.05])
-def test_a_true_winner_is_stopped_less_often_than_stated(drift):
+def test_a_true_winner_is_stopped_less_often_than_stated(drift, monkeypatch):
     """The whole of `measure`, as screening calls it: a candidate 1 % faster than the best so far,
     on a clock that went slower by `drift` since the best was timed, with late outliers."""
+    monkeypatch.setattr(measuring, "MAX_SAMPLES", 200)
     generator = random.Random(14)
 
     def sample(_: int) -> float:
@@ -200,9 +206,7 @@ def test_a_true_winner_is_stopped_less_often_than_stated(drift):
 
     num_runs = 2000
     stopped = sum(
-        quick(
-            sample, max_noise=0.002, max_samples=200, stop_above_us=100.0 * RACE_MARGIN
-        ).is_censored
+        quick(sample, max_noise=0.002, stop_above_us=100.0 * RACE_MARGIN).is_censored
         for _ in range(num_runs)
     )
     # 1 in 1000 promised: 2 expected at most, 9 is beyond chance (Poisson, 1 in 10 000)
@@ -338,7 +342,9 @@ def test_identical_calls_are_no_difference(num_processes):
 
 @pytest.mark.parametrize("num_processes", [1, 3, 5])
 @pytest.mark.parametrize(("speedup", "verdict"), [(1.02, "faster"), (1 / 1.02, "slower")])
-def test_two_percent_are_told_apart_at_a_noise_of_a_fifth_percent(num_processes, speedup, verdict):
+def test_two_percent_are_distinguished_at_a_noise_of_a_fifth_percent(
+    num_processes, speedup, verdict
+):
     generator = random.Random(12)
     for _ in range(100):
         seen = processes(
@@ -391,7 +397,7 @@ def rounds_of(
 
 
 @pytest.mark.parametrize("num_processes", [1, 5])
-def test_ties_are_those_that_cannot_be_told_from_the_fastest(num_processes):
+def test_ties_are_those_that_cannot_be_distinguished_from_the_fastest(num_processes):
     centres = {"slow": 103.0, "fast": 100.0, "same": 100.0, "slower": 140.0}
     whole = 0
     for seed in range(100):

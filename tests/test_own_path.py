@@ -9,9 +9,9 @@ from test_problem import FLAGSHIP
 
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
-from tuner.evaluate.own_path import is_own_path
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
+from tuner.evaluate.timed_calls import is_own_path
 from tuner.trial import Check, Finalist, Interval
 
 MODULE = (Path(__file__).parent / "cheats" / "holds_the_reference.py").read_text()

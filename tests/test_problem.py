@@ -1,4 +1,4 @@
-"""The reference file: what is loaded, what is drawn from it, and what it is told when wrong."""
+"""The reference file: what is loaded, what is drawn from it, and what is said when it is wrong."""
 
 from __future__ import annotations
 

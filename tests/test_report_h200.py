@@ -179,7 +179,7 @@ def test_the_terminal_says_the_same(recorded):
     assert (said.sizes, said.tone, said.caveat) == ("16384 x 4096 -> 4096", "good", "")
 
 
-def test_every_template_is_told_apart_where_it_wins_and_under_the_roofline(reader):
+def test_every_template_is_distinguished_where_it_wins_and_under_the_roofline(reader):
     page = reader.page
     table = page.locator("[data-part=contests] table").filter(has_text="By template")
     rows = table.locator("tr").all_inner_texts()

@@ -323,7 +323,7 @@ def test_a_note_is_a_file_of_the_run_with_tags_in_it(tmp_path):
     assert (run.path / "notes.txt").read_text() == f"{text}\n"
     (shown,) = run_index.runs()
     assert (shown.note, shown.tags) == (text, ("flagship", "h200-b"))
-    assert run_index.stamp(run.path.name) != before  # the list and the page are told
+    assert run_index.stamp(run.path.name) != before  # the list and the page change
     assert text in tune("runs", tmp_path, cwd=tmp_path).out.replace("\n  ", " ")
     assert write_note(run.path, " ") == Note() and not (run.path / "notes.txt").exists()
     with pytest.raises(InputError, match="at most 4,000 characters, got 4,001"):

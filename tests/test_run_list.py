@@ -201,7 +201,7 @@ def test_the_page_has_the_last_lines_of_a_running_runs_log(tmp_path, browser):
         reader.page.wait_for_selector("#log:has-text('stage 29')")
         assert reader.page.inner_text("#log").splitlines() == lines[-8:]
         append(run, trial(3, 900.0))
-        reader.page.wait_for_selector("#told:has-text('4 trials')")
+        reader.page.wait_for_selector("#count:has-text('4 trials')")
         assert reader.complaints == []
         reader.page.context.close()
     server.end()

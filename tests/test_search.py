@@ -282,7 +282,7 @@ def test_a_space_of_one_configuration_is_tried_once(tmp_path, sampler):
     assert len(bench.trials) == 1
 
 
-def test_the_evaluator_is_told_the_best_latency_so_far(bench):
+def test_the_evaluator_is_given_the_best_latency_so_far(bench):
     evaluator = FakeEvaluator(by_region, ahead=1)
     bench.search(evaluator, sampler="random", trials=20)
     best: float | None = None

@@ -130,7 +130,7 @@ def test_a_config_that_lists_no_widths_gets_the_machines_own(op, cpu):
     assert f"kWidth = {width};" in family.render({"template": "cpu"}, facts).source
 
 
-def test_a_config_that_lists_only_wider_vectors_is_told_why_nothing_is_feasible():
+def test_a_config_that_lists_only_wider_vectors_is_refused_with_why_nothing_is_feasible():
     text = "problem: {op: layer_norm}\ndevice: cpu\nspace: {template: [cpu], width: [16]}\n"
     with pytest.raises(InputError, match=r"(?s)wider than this machine's registers.*width"):
         search_space(parse_config(text, Path("x.yaml")), CPUS["AVX2"][0])
@@ -148,7 +148,7 @@ constraints:
 """
 
 
-def test_a_config_with_names_of_an_earlier_release_is_told_todays():
+def test_a_config_with_names_of_an_earlier_release_is_answered_with_todays():
     with pytest.raises(ConfigError) as refused:
         plan(parse_config(OLD_NAMES, Path("old.yaml")))
     said = str(refused.value)

@@ -221,7 +221,7 @@ def test_a_dry_run_warns_of_values_that_no_template_knows(tmp_path):
 
 
 def test_what_is_refused_would_indeed_have_gone_wrong(tmp_path):
-    """The compiler accepts it: nobody else would have told."""
+    """The compiler accepts it: nobody else would have said so."""
     source = tmp_path / "a.cpp"
     source.write_text(c(GOOD.replace("double eps", "float eps")))
     command = ["g++", "-shared", "-fPIC", "-o", str(tmp_path / "a.so"), str(source)]

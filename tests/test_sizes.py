@@ -150,9 +150,9 @@ def test_a_size_without_a_kernel_is_no_anchor_and_steps_take_what_has_them():
     )  # fmt: skip
     found = [at(n, k, 0.8 if n == 8 else 2.0) for n in (8, 64, 128) for k in (0, 1)]
     found += [at(n, 1, 2.0, "step") for n in (8, 64, 128)]
-    told = decided(ByBatch(128, tuple(found)), kernels)
-    assert told.rows == {"call": (64, MOST), "step": (8, MOST)}
-    assert told.kernels == {"call": ((90, 0), (MOST, 1)), "step": ((MOST, 1),)}
+    rule = decided(ByBatch(128, tuple(found)), kernels)
+    assert rule.rows == {"call": (64, MOST), "step": (8, MOST)}
+    assert rule.kernels == {"call": ((90, 0), (MOST, 1)), "step": ((MOST, 1),)}
 
 
 # ---- names that are kept apart --------------------------------------------------------------
@@ -610,8 +610,8 @@ def test_a_run_of_each_size_ends_with_one_file_of_all(runs):
     result = last.result()
     exported = result.exported
     if not exported.at_sizes:  # a busy machine may find that no kernel is faster
-        told = " ".join(result.notes)
-        assert result.is_fallback or "slower than PyTorch at" in told or "is rejected" in told
+        notes = " ".join(result.notes)
+        assert result.is_fallback or "slower than PyTorch at" in notes or "is rejected" in notes
         return
     assert [*exported.at_sizes] == ["batch = 8", "batch = 300"]
     assert exported.check.is_accepted and exported.by_batch.tuned == (8, 300)
@@ -632,9 +632,9 @@ def test_a_search_starts_from_what_was_best_at_other_sizes(runs):
     planned = plan(config_of_run(last))
     found = tuned_of(first, planned)
     if found.trial is not None:
-        told = suggested(planned, [found], tuner.earlier.Earlier())
-        assert told.first[0].params == found.trial.params
-        assert told.first[0].words.endswith(f"of run {first.path.name}")
+        found_too = suggested(planned, [found], tuner.earlier.Earlier())
+        assert found_too.first[0].params == found.trial.params
+        assert found_too.first[0].words.endswith(f"of run {first.path.name}")
         assert last.trials()[0].params == found.trial.params
     assert sources_beside(planned, [found], first.path.parent) == []  # two trials tell too little
 

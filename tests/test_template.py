@@ -597,7 +597,7 @@ def test_a_wrong_offer_of_a_further_call_is_refused_with_its_line(folder, old, n
     assert message.startswith(str(path)) and expected in message
 
 
-def test_a_key_of_an_earlier_release_is_told_todays(folder):
+def test_a_key_of_an_earlier_release_is_answered_with_todays(folder):
     write(folder, "tiny/op.yaml", OP + "also: {eval: {arguments: [], outputs: []}}\n")
     assert refusal(folder).endswith("op.yaml:14: also: it is called extra now")
 

@@ -436,7 +436,7 @@ def test_the_winner_can_be_exported_again_to_another_place(life, tmp_path):
     assert "speed-up over PyTorch eager" in (tmp_path / "mine.py").read_text()
 
 
-def test_another_toolchain_is_refused_unless_told(life, tmp_path):
+def test_another_toolchain_is_refused_unless_asked(life, tmp_path):
     fake = tmp_path / "c++"
     fake.write_text("#!/bin/sh\necho 'c++ (another) 1.2.3'\n")
     fake.chmod(0o755)
@@ -498,7 +498,7 @@ measure: {screen: 5ms, finalists: 20ms, num_finalists: 1, num_processes: 2}
 
 
 class Notes(tuner.Observer):
-    """Writes down what it is told, in order."""
+    """Writes down what it hears, in order."""
 
     def __init__(self) -> None:
         self.reported: list[str] = []

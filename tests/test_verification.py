@@ -59,7 +59,7 @@ def only_run(folder: Path) -> Run:
 
 @dataclass(frozen=True)
 class Watched:
-    """What the live page told of a run while it was under way, in order."""
+    """What the live page showed of a run while it was under way, in order."""
 
     states: list[str]
     stages: list[tuple[str, str]]

@@ -138,8 +138,8 @@ class ByBatch:
             where += ", with gaps," if way in self.gaps else ""
             if way in self.rows:
                 parts.setdefault(where, []).append("eval mode" if way == "eval" else f"{way}s")
-        told = [f"{where} in {' and '.join(ways)}" for where, ways in parts.items()]
-        return f"kernels run {', '.join(told)}" if told else ""
+        said = [f"{where} in {' and '.join(ways)}" for where, ways in parts.items()]
+        return f"kernels run {', '.join(said)}" if said else ""
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -77,13 +77,8 @@ class Campaign:
         """Return what each problem is at."""
         return states_of(self.problems, self.runs_dir, self.options)
 
-    def work(self, should_stop: Callable[[], bool] = lambda: False) -> dict[str, State]:
-        """Tune all that is not done; return what each problem ended with.
-
-        Args:
-            should_stop: asked again and again; True kills what runs, which another call goes on
-                with.
-        """
+    def work(self) -> dict[str, State]:
+        """Tune all that is not done; return what each problem ended with."""
         with storage_errors(self.runs_dir):
             (self.runs_dir / "logs").mkdir(parents=True, exist_ok=True)
         states = self.states()
@@ -95,7 +90,7 @@ class Campaign:
         running: list[_Process] = []
         began_s, num_here = time.monotonic(), len(waiting)
         try:
-            while (waiting or running) and not should_stop():
+            while waiting or running:
                 while waiting and free:
                     count = max(1, len(free) // len(waiting)) if self.jobs == 1 else 1
                     devices, free = tuple(free[:count]), free[count:]

@@ -19,7 +19,13 @@ from typing import Annotated, Any
 import typer
 
 from tuner import many, options, reading
-from tuner.errors import InputError, NothingCorrectError, NothingToGainError, TunerError
+from tuner.errors import (
+    InputError,
+    NothingCorrectError,
+    NothingToGainError,
+    TunerError,
+    input_errors,
+)
 from tuner.terminal import (
     INTERRUPTED,
     Interrupted,
@@ -192,13 +198,11 @@ def verify(
     from tuner import tuning
     from tuner.config.quantities import parse_accuracy, parse_device, parse_duration, parse_mode
 
-    try:
+    with input_errors():
         chosen = parse_accuracy(accuracy) if accuracy else None
         checked_device = parse_device(device)
         timeout_s = parse_duration(timeout)
         chosen_mode = parse_mode(mode or "as_given")
-    except ValueError as error:
-        raise InputError(str(error)) from error
     if certificate:
         if chosen is not None:
             raise InputError("--accuracy: the certificate names its own accuracy class")

@@ -20,7 +20,7 @@ from tuner.capture.rewriting import rewritten
 from tuner.capture.rows_text import has_rows
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_choice, parse_mode, parse_rows
-from tuner.errors import InputError, NothingToGainError
+from tuner.errors import InputError, NothingToGainError, input_errors
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed
@@ -31,7 +31,7 @@ from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.problem.reference import ROWS
-from tuner.storage import storage_errors, write_whole
+from tuner.storage import require_file, storage_errors, write_whole
 from tuner.trial import from_json
 
 __all__ = ["derive_config", "derive_operator", "start_by_hand", "write_sources"]
@@ -68,19 +68,15 @@ def derive_operator(
         NothingToGainError: the forward is PyTorch's own operations alone.
         StorageError: the cache cannot be written.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
-    option = "mode"
-    try:
+    require_file(path)
+    with input_errors(f"{path}: mode"):
         chosen = parse_mode(mode or "as_given")
-        option = "rewrites"
+    with input_errors(f"{path}: rewrites"):
         is_exact = parse_choice(rewrites or "exact", "exact", "none") == "exact"
-        option = "match"
+    with input_errors(f"{path}: match"):
         matches = None if match is None else parse_choice(match, "any", "none")
-        option = "batch"
+    with input_errors(f"{path}: batch"):
         most_rows = None if batch is None else max(parse_rows(batch))
-    except ValueError as error:
-        raise InputError(f"{path}: {option}: {error}") from error
     observer = observer or Observer()
     folder = cache_folder() / "modules"
     observer.on_stage(f"capturing the forward of {path}")

@@ -8,12 +8,9 @@ bytes decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
 
 from tuner.capture.outline import KernelTask
 from tuner.capture.own_parameters import canonical
@@ -24,9 +21,8 @@ from tuner.planning import Planned
 from tuner.run import open_run
 from tuner.search.recorded import read_recording
 from tuner.search.task_index import KnownRun, known_runs, operator_task
-from tuner.search.transfer import MAX_SOURCES, MIN_SHARED, Source
-from tuner.space.search_space import SearchSpace
-from tuner.trial import Params
+from tuner.search.transfer import MAX_SOURCES, Source
+from tuner.trial import Outcome, Params
 
 __all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from", "warm_starts"]
 
@@ -256,7 +252,7 @@ class _Match:
             trials = open_run(path).trials()
         except TunerError:
             return None
-        known: dict[int, tuple[float, bool]] = {}
+        known: dict[int, Outcome] = {}
         for trial in trials:
             wanted: Params = {}
             for task, there in pairs:
@@ -266,19 +262,8 @@ class _Match:
             params = self._feasible(template, wanted) if is_known else None
             config_id = None if params is None else self._space.index(params)
             if config_id is not None:
-                outcome = trial.outcome
-                is_bound = outcome.measurement is not None and outcome.measurement.is_censored
-                latency_us = math.nan if outcome.latency_us is None else outcome.latency_us
-                known.setdefault(config_id, (latency_us, is_bound))
-        is_timed = any(not math.isnan(us) and not is_bound for us, is_bound in known.values())
-        if len(known) < MIN_SHARED or not is_timed:
-            return None
-        rows = self._space.rows(np.array(list(known)))
-        space = SearchSpace.listed(self._space.parameters, rows)
-        order = space.config_ids(rows)  # its own: of declaration
-        times, bounds = np.empty(len(rows)), np.empty(len(rows), dtype=bool)
-        times[order], bounds[order] = zip(*known.values(), strict=True)
-        return Source(run.name, space, times, bounds)
+                known.setdefault(config_id, trial.outcome)
+        return Source.of_outcomes(run.name, self._space, known)
 
 
 def _share(task: KernelTask, among: Sequence[KernelTask]) -> float:

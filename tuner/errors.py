@@ -22,7 +22,8 @@ A candidate that does not compile, crashes, hangs or is wrong is no exception: i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "TunerError",
     "WorkerError",
     "did_you_mean",
+    "error_of",
+    "input_errors",
 ]
 
 
@@ -119,6 +122,26 @@ class RunLockedError(MachineError):
 
 class WorkerError(MachineError):
     """The child process that owns the device failed."""
+
+
+def error_of(kind: str, message: str, else_said: str) -> TunerError:
+    """Return the error that another process raised, by the name of its class.
+
+    One that is none of these is a WorkerError, with `else_said`.
+    """
+    found = globals().get(kind)
+    if isinstance(found, type) and issubclass(found, TunerError) and found is not ConfigError:
+        return found(message)
+    return WorkerError(else_said)
+
+
+@contextmanager
+def input_errors(where: str = "") -> Iterator[None]:
+    """Turn a ValueError inside into an InputError, which says where."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(f"{where}: {error}" if where else str(error)) from error
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

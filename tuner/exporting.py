@@ -16,15 +16,15 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from tuner.by_batch import ByBatch, Way, without_steps_in
+from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, ways_in, with_rows
-from tuner.capture.step_text import without_steps
 from tuner.choosing import Kernels
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.job_spec import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
+from tuner.export.several import Dispatch
 from tuner.intervals import rounds_of
 from tuner.kernel.family import known_reference
 from tuner.kernel.toolchain import Toolchain
@@ -37,7 +37,7 @@ from tuner.trial import Candidate, Finalist, Trial, content_key
 
 __all__ = [
     "ExportCompiler", "ExportFile", "export_of", "fallback_of", "provenance", "rewrites_of",
-    "ways_of", "without_steps_of",
+    "text_maker", "ways_of",
 ]  # fmt: skip
 
 COMPILE_TIMEOUT_S = 600.0
@@ -242,23 +242,11 @@ def export_of(
     family = replace(planned.family, model_new=with_rows(model_new, rows))
     again = partial(export_of, planned, toolchain, trial, path, run_path, candidate=candidate)
     ways = ways_of(model_new, candidate)
-    reference = planned.reference.read_text(encoding="utf-8")
 
-    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
-        return export_text(
-            family,
-            candidate,
-            reference=reference,
-            sizes=planned.config.problem.sizes,
-            flags=toolchain.flags(candidate.language),
-            provenance=[
-                *provenance(planned, toolchain, trial.number, entry, run_path),
-                *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
-                *(f"  less than asked for: {remark}" for remark in remarks),
-            ],
-            standing=standing,
-        )
+    def head(entry: Finalist | None) -> list[str]:
+        return provenance(planned, toolchain, trial.number, entry, run_path)
 
+    text_of = text_maker(replace(planned, family=family), toolchain, [candidate], head, by_batch)
     name = f"trial_{trial.number}"
     return ExportFile(
         planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of,
@@ -270,34 +258,47 @@ def export_of(
     )  # fmt: skip
 
 
+def text_maker(
+    planned: Planned,
+    toolchain: Toolchain,
+    candidates: Sequence[Candidate],
+    head: Callable[[Finalist | None], list[str]],
+    by_batch: ByBatch | None,
+    dispatch: Dispatch | None = None,
+) -> Callable[[str, Finalist | None, Sequence[str]], str]:
+    """Return the `text_of` of a file.
+
+    Args:
+        planned: with the family whose module stands in the file.
+        toolchain: of the kernels.
+        candidates: these kernels.
+        head: the first lines of its header, given what its race found.
+        by_batch: what was measured at other numbers of rows.
+        dispatch: which of several kernels is for how many rows.
+    """
+    reference = planned.reference.read_text(encoding="utf-8")
+    (first, flags), *more = [(each, toolchain.flags(each.language)) for each in candidates]
+
+    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
+        lines = [
+            *head(entry),
+            *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
+            *(f"  less than asked for: {remark}" for remark in remarks),
+        ]
+        return export_text(
+            planned.family, first, reference=reference, sizes=planned.config.problem.sizes,
+            flags=flags, provenance=lines, standing=standing, more=more, dispatch=dispatch,
+        )  # fmt: skip
+
+    return text_of
+
+
 def ways_of(model_new: str, candidate: Candidate) -> tuple[Way, ...]:
     """Return the ways to call a module in which a candidate has kernels."""
     ways = ways_in(model_new)
     if candidate.plan.extra.get("gradients", True) is None:  # this template has none
         ways = tuple(way for way in ways if way != "step")
     return ways
-
-
-def without_steps_of(
-    planned: Planned,
-    toolchain: Toolchain,
-    trial: Trial,
-    path: Path,
-    run_path: Path,
-    by_batch: ByBatch | None = None,
-) -> ExportFile | None:
-    """Return the file of a trial that leaves steps of training to the reference.
-
-    None where it has no kernels for them that were generated. `by_batch` is what was measured
-    with these.
-    """
-    text = without_steps(planned.family.model_new)
-    if text == planned.family.model_new:
-        return None
-    family = replace(planned.family, model_new=text)
-    if by_batch is not None:
-        by_batch = without_steps_in(by_batch)
-    return export_of(replace(planned, family=family), toolchain, trial, path, run_path, by_batch)
 
 
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:

@@ -11,11 +11,10 @@ from tuner.evaluate.contender import QUIET
 from tuner.evaluate.evaluator import Devices
 from tuner.evaluate.runner import Runner, Terms
 from tuner.fleet.builders import FleetBuilders
-from tuner.fleet.certificates import TUNER, checked_certificate
+from tuner.fleet.certificates import TUNER, checked_certificate, knock
 from tuner.fleet.chosen import Chosen, chosen_devices, kept_to
 from tuner.fleet.cluster import dask_fleet
 from tuner.fleet.devices import FleetDevices
-from tuner.fleet.handshake import knock
 from tuner.fleet.local import local_fleet
 from tuner.fleet.screener import Screener
 from tuner.kernel.builder import BUILD_TIMEOUT_S, Builder

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tuner.by_batch import without_steps_in
+from tuner.capture.step_text import without_steps
 from tuner.evaluate.job_spec import JobSpec
-from tuner.exporting import ExportFile, fallback_of, without_steps_of
+from tuner.exporting import ExportFile, export_of, fallback_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer
 from tuner.planning import Planned
@@ -43,10 +45,9 @@ class Instead:
         """
         assert slower.interval is not None
         self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
-        i = slower.interval
         note = (
-            f"every kernel is slower than PyTorch, the best one at {i.speedup:.3f}x "
-            f"[{i.low:.3f}, {i.high:.3f}]; it is in trial_{slower.trial}.py"
+            f"every kernel is slower than PyTorch, the best one at {slower.interval.words}; it is "
+            f"in trial_{slower.trial}.py"
         )
         file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
         exported = self.export(file, {})
@@ -56,12 +57,14 @@ class Instead:
 
     def without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
         """Export the winner with steps of training that are the reference's, which are faster."""
-        path, run_path = self.run.export_path, self.run.path
-        file = without_steps_of(
-            self.planned, self.toolchain, trial, path, run_path, slower.by_batch
-        )
-        if file is None or slower.step is None:
+        family = self.planned.family
+        text = without_steps(family.model_new)
+        if text == family.model_new or slower.step is None:  # no kernels that were generated
             return slower, []
+        planned = replace(self.planned, family=replace(family, model_new=text))
+        by_batch = slower.by_batch and without_steps_in(slower.by_batch)
+        path, run_path = self.run.export_path, self.run.path
+        file = export_of(planned, self.toolchain, trial, path, run_path, by_batch)
         what = f"its steps of training were slower than PyTorch's, {slower.step.speedup:.2f}x"
         self.observer.on_stage(f"{what}: exporting it with PyTorch's own")
         exported = self.export(file, {})

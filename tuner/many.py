@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner import options
-from tuner.errors import InputError
+from tuner.errors import InputError, input_errors
 from tuner.terminal import Interrupted, err, out, print_json
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def start(
             f"    tune --config X.yaml --cluster {address} --certificate {folder / TUNER}",
             "Ctrl-C ends it, and all workers with it",
         ]
-        out.print("\n".join(lines), markup=False, soft_wrap=True)
+        out.print("\n".join(lines), markup=False)
 
     serve_scheduler(host, port, folder / SCHEDULER, ready)
 
@@ -89,10 +89,8 @@ def worker(
         raise InputError(f"--builders: got {builders}\n  expected: how many compile at a time")
     chosen = Chosen(())
     if devices is not None or builders is None:
-        try:
+        with input_errors():
             chosen = chosen_devices(devices or "all", parse_device(device), {})
-        except ValueError as error:
-            raise InputError(str(error)) from error
     called = name or socket.gethostname()
     if len(chosen.names) + (builders is not None) > 1:
         commands: list[tuple[list[str], Sequence[int] | None]] = []
@@ -125,7 +123,7 @@ def _lend(address: str, file: Path, name: str, num_builders: int, device: str) -
     env = {"TRITON_CACHE_DIR": str(folder / "triton")}
 
     def ready() -> None:
-        out.print(f"{full}: joined {address}", markup=False, soft_wrap=True)
+        out.print(f"{full}: joined {address}", markup=False)
 
     def serve(_: str) -> Service:
         if num_builders:
@@ -133,7 +131,7 @@ def _lend(address: str, file: Path, name: str, num_builders: int, device: str) -
         return Screener(device, env=env)
 
     serve_agent(address, file, full, serve, folder, ready, num_builders)
-    out.print(f"{full}: the scheduler is gone", markup=False, soft_wrap=True)
+    out.print(f"{full}: the scheduler is gone", markup=False)
 
 
 def _side_by_side(commands: Sequence[tuple[list[str], Sequence[int] | None]]) -> int:
@@ -197,14 +195,10 @@ def campaign(
         "--certificate": certificate and str(certificate),
     }  # fmt: skip
     given = [word for option, value in asked.items() if value for word in (option, value)]
-    try:
+    with input_errors():
         chosen = chosen_devices(devices, parse_device(device or "auto"), {}) if devices else None
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    try:
+    with input_errors("--limit"):
         limit_s = None if limit is None else parse_duration(limit)
-    except ValueError as error:
-        raise InputError(f"--limit: {error}") from error
     if jobs > 1 and (chosen is None or chosen.cores):
         got = f"--jobs {jobs} on a CPU" if chosen else f"--jobs {jobs} without --devices"
         raise InputError(
@@ -219,7 +213,7 @@ def campaign(
         chosen,
         jobs,
         limit_s,
-        lambda words: console.print(words, markup=False, soft_wrap=True),
+        lambda words: console.print(words, markup=False),
     )
     try:
         states = work.work()
@@ -228,7 +222,7 @@ def campaign(
     if json:
         print_json(states)
     else:
-        out.print(format_table(states), markup=False, soft_wrap=True)
-        out.print(f"exports: {runs_dir / 'exports'}", markup=False, soft_wrap=True)
+        out.print(format_table(states), markup=False)
+        out.print(f"exports: {runs_dir / 'exports'}", markup=False)
     if any(state.status not in ("done", "nothing to gain") for state in states.values()):
         raise typer.Exit(1)

@@ -7,40 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "AccuracyOption",
-    "AnyMachineOption",
-    "BatchOption",
-    "CertificateOption",
-    "ClusterOption",
-    "ConfigOption",
-    "CountersOption",
-    "DeviceOption",
-    "DevicesOption",
-    "DryRunOption",
-    "EffortOption",
-    "ExportOption",
-    "FolderOption",
-    "ForceOption",
-    "JsonOption",
-    "MatchOption",
-    "ModeOption",
-    "ModuleOption",
-    "RecordOption",
-    "ResumeOption",
-    "RewritesOption",
-    "RunArgument",
-    "RunsDirOption",
-    "SamplerOption",
-    "SamplersOption",
-    "SeedOption",
-    "SourceArgument",
-    "TaskOption",
-    "TimeOption",
-    "TimeoutOption",
-    "TrialsOption",
-]
-
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="What to tune: a YAML file.")
 ]
@@ -138,3 +104,5 @@ AnyMachineOption = Annotated[
     bool, typer.Option(help="With --resume: on another device or toolchain, too.")
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, such as runs/20260101-...")]
+
+__all__ = sorted(name for name in dir() if name.endswith(("Option", "Argument")))

@@ -316,7 +316,7 @@ def _describe(
             family, reference, problem.sizes, device.torch_name, config.accuracy, mode=problem.mode
         )
         try:
-            told = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data
+            sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
-    return device, is_assumed, found["environment"], told["screening"], told["num_rows"]
+    return device, is_assumed, found["environment"], sizes["screening"], sizes["num_rows"]

@@ -47,7 +47,7 @@ class Step:
     An "aten" step with `gives` in place of `out` runs `at::<function>(*args)` and names its
     fresh result, of several the one that `pick` counts from 0; its arguments are as
     `kernel.operands` has them. `layout` is the order of memory in which functions read that: as
-    it is written unless told.
+    it is written if nothing else is said.
     """
 
     kind: Literal["call", "aten"]

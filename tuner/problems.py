@@ -20,7 +20,7 @@ from typing import Any, Literal
 from tuner.config.document import read_document, shown
 from tuner.errors import InputError, StorageError
 from tuner.run import Run, open_run
-from tuner.storage import append_line, drop_half_line, storage_errors
+from tuner.storage import append_line, read_lines, storage_errors
 
 __all__ = ["Ended", "Problem", "State", "append_ended", "problems_of", "states_of"]
 
@@ -203,13 +203,8 @@ def _runs_of(runs_dir: Path) -> dict[str, Run]:
 
 
 def _ended(runs_dir: Path) -> list[Ended]:
-    path = runs_dir / ENDED_NAME
-    if not path.is_file():
-        return []
-    with storage_errors(path):
-        lines = path.read_bytes().split(b"\n")[:-1]
     found = []
-    for line in lines:
+    for line in read_lines(runs_dir / ENDED_NAME):
         with suppress(ValueError, TypeError):  # a line that cannot be read is done again
             fields: Mapping[str, Any] = json.loads(line)
             found.append(Ended(**fields))
@@ -221,6 +216,4 @@ def append_ended(runs_dir: Path, ended: Ended) -> None:
     path = runs_dir / ENDED_NAME
     with storage_errors(path):
         runs_dir.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b", buffering=0) as file:
-            drop_half_line(file)
-            append_line(file, json.dumps(asdict(ended)))
+    append_line(path, json.dumps(asdict(ended)))

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.errors import InputError, WorkerError
+from tuner.errors import InputError, WorkerError, input_errors
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
@@ -110,10 +110,8 @@ def recheck(
         InputError: the certificate names what cannot be, or the reference does not work.
         MachineError: the machine, not the file.
     """
-    try:
+    with input_errors(f"{file}: the certificate is damaged"):
         accuracy = Accuracy.parse(certificate.accuracy)
-    except ValueError as error:
-        raise InputError(f"{file}: the certificate is damaged: {error}") from error
     with storage_errors(file):
         code = code_sha256(file.read_text(encoding="utf-8", errors="replace"))
     points = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from tuner.by_batch import ByBatch
 from tuner.environment import ENVIRONMENT_NAME, Environment, read_environment
 from tuner.errors import RunLockedError, StorageError
 from tuner.records import recomputed, recomputed_result, set_aside
-from tuner.storage import append_line, drop_half_line, storage_errors, write_whole
+from tuner.storage import append_line, read_lines, storage_errors, whole_lines, write_whole
 from tuner.trial import Finalist, Measurement, Result, Trial, from_json, to_json
 
 __all__ = [
@@ -108,11 +107,7 @@ class Run:
             StorageError: a line other than the last cannot be read.
         """
         path = self.path / "trials.jsonl"
-        if not path.exists():
-            return []
-        with storage_errors(path):
-            lines = path.read_bytes().split(b"\n")
-        return parsed_trials(path, lines[:-1])  # what follows the last newline is no line
+        return parsed_trials(path, read_lines(path))
 
     def outlooks(self) -> list[Outlook]:
         """Return what the search expected of the rest, from time to time; empty if it never did.
@@ -137,13 +132,8 @@ class Run:
         return self._records("batches.jsonl", ByBatch)
 
     def _records(self, name: str, kind: type[R]) -> list[R]:
-        path = self.path / name
-        if not path.exists():
-            return []
-        with storage_errors(path):
-            lines = path.read_bytes().split(b"\n")[:-1]
         found = []
-        for line in lines:
+        for line in read_lines(self.path / name):
             with suppress(ValidationError):
                 found.append(from_json(kind, line))
         return found
@@ -192,8 +182,12 @@ class Run:
                         f"{self.path}: another process works on this run\n"
                         "  next: wait for it, or stop it"
                     ) from error
-            with RunWriter(self) as writer:
-                yield writer
+            with whole_lines(self.path / "trials.jsonl"):
+                pass  # what another process left half written goes
+            with suppress(OSError):  # of who had the lock before, and may have been killed
+                for name in (PROGRESS_NAME, FAILURE_NAME):
+                    (self.path / name).unlink(missing_ok=True)
+            yield RunWriter(self)
 
 
 class RunWriter:
@@ -201,29 +195,10 @@ class RunWriter:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._path = run.path / "trials.jsonl"
-        self._file: io.FileIO | None = None
-
-    def __enter__(self) -> RunWriter:
-        with storage_errors(self._path):
-            # Unbuffered: after a failed write nothing may stay behind in a buffer, to be written
-            # by the next flush.
-            self._file = self._path.open("a+b", buffering=0)
-            drop_half_line(self._file)
-        with suppress(OSError):  # of who had the lock before, and may have been killed
-            for name in (PROGRESS_NAME, FAILURE_NAME):
-                (self.run.path / name).unlink(missing_ok=True)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._file is not None:
-            self._file.close()
 
     def append(self, trial: Trial) -> None:
         """Append one outcome and see it on disk."""
-        assert self._file is not None
-        with storage_errors(self._path):
-            append_line(self._file, to_json(trial))
+        self._append_to("trials.jsonl", trial)
 
     def append_outlook(self, outlook: Outlook) -> None:
         """Append what the search expects of the rest, to `search.jsonl`."""
@@ -242,10 +217,7 @@ class RunWriter:
         self._append_to("batches.jsonl", found)
 
     def _append_to(self, name: str, record: Any) -> None:
-        path = self.run.path / name
-        with storage_errors(path), path.open("a+b", buffering=0) as file:
-            drop_half_line(file)
-            append_line(file, to_json(record))
+        append_line(self.run.path / name, to_json(record))
 
     def write_result(self, result: Result) -> None:
         """Write what the run ended with."""

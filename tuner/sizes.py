@@ -6,22 +6,20 @@ file of all.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from tuner.config.run_config import RunConfig
 from tuner.earlier import Earlier, Suggestion
 from tuner.errors import StorageError
 from tuner.planning import Planned
 from tuner.run import Run, open_run
-from tuner.search.transfer import MIN_SHARED, Source
+from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
 from tuner.together import Tuned, require_rows
+from tuner.trial import Outcome
 
 __all__ = [
     "beside_of", "followed", "planned_sizes", "sources_beside", "suggested", "tuned_of",
@@ -121,19 +119,9 @@ def followed(run: Run) -> str:
 
 def _source(space: SearchSpace, run: Run) -> Source | None:
     """Return all that a run tried of the same space, None where that is too little."""
-    known: dict[int, tuple[float, bool]] = {}
+    known: dict[int, Outcome] = {}
     for trial in run.trials():
         config_id = space.index(trial.params)
-        measurement, latency_us = trial.outcome.measurement, trial.outcome.latency_us
         if config_id is not None:
-            is_bound = measurement is not None and measurement.is_censored
-            known.setdefault(config_id, (latency_us or math.nan, is_bound))
-    is_timed = any(not math.isnan(us) and not is_bound for us, is_bound in known.values())
-    if len(known) < MIN_SHARED or not is_timed:
-        return None
-    rows = space.rows(np.array(list(known)))
-    own = SearchSpace.listed(space.parameters, rows)
-    order = own.config_ids(rows)  # its own: of declaration
-    times, bounds = np.empty(len(rows)), np.empty(len(rows), dtype=bool)
-    times[order], bounds[order] = zip(*known.values(), strict=True)
-    return Source(run.path.name, own, times, bounds)
+            known.setdefault(config_id, trial.outcome)
+    return Source.of_outcomes(run.path.name, space, known)

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tuner.errors import StorageError
+from tuner.errors import InputError, StorageError
 
-__all__ = ["append_line", "drop_half_line", "sha256_of", "storage_errors", "write_whole"]
+__all__ = [
+    "append_line", "read_lines", "require_file", "sha256_of", "storage_errors", "whole_lines",
+    "write_whole",
+]  # fmt: skip
 
 
 @contextmanager
@@ -33,6 +36,12 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
 
 
+def require_file(path: Path) -> None:
+    """Raise an InputError unless there is such a file."""
+    if not path.is_file():
+        raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file, whole or not at all (a temporary beside it, then renamed)."""
     with storage_errors(path):
@@ -50,33 +59,48 @@ def write_whole(path: Path, text: str) -> None:
             raise
 
 
-def append_line(file: io.FileIO, text: str) -> None:
+@contextmanager
+def whole_lines(path: Path) -> Iterator[io.FileIO]:
+    """Open a file of lines, without what follows its last newline: that was never whole.
+
+    Unbuffered: after a failed write nothing may stay behind in a buffer, to be written later.
+    """
+    with storage_errors(path), path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        keep = end
+        while keep > 0:
+            start = max(0, keep - 65536)
+            file.seek(start)
+            found = file.read(keep - start).rfind(b"\n")
+            if found >= 0:
+                keep = start + found + 1
+                break
+            keep = start
+        if keep < end:
+            file.truncate(keep)
+        yield file
+
+
+def append_line(path: Path, text: str) -> None:
     """Append a line and see it on disk; after a failure the file is as it was."""
-    start = file.seek(0, os.SEEK_END)
-    try:
-        line = memoryview(text.encode() + b"\n")
-        while line:  # a full disk takes a part before it refuses the rest
-            line = line[file.write(line) :]
-        os.fsync(file.fileno())
-    except BaseException:
-        os.ftruncate(file.fileno(), start)  # no half line stays behind
-        raise
+    with whole_lines(path) as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            line = memoryview(text.encode() + b"\n")
+            while line:  # a full disk takes a part before it refuses the rest
+                line = line[file.write(line) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            os.ftruncate(file.fileno(), start)  # no half line stays behind
+            raise
 
 
-def drop_half_line(file: io.FileIO) -> None:
-    """Drop what follows the last newline: a line that was never whole."""
-    end = file.seek(0, os.SEEK_END)
-    keep = end
-    while keep > 0:
-        start = max(0, keep - 65536)
-        file.seek(start)
-        found = file.read(keep - start).rfind(b"\n")
-        if found >= 0:
-            keep = start + found + 1
-            break
-        keep = start
-    if keep < end:
-        file.truncate(keep)
+def read_lines(path: Path) -> list[bytes]:
+    """Return the whole lines of a file; none where there is no file."""
+    if not path.exists():
+        return []
+    with storage_errors(path):
+        return path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is no line
 
 
 def sha256_of(path: Path) -> str:

@@ -15,9 +15,8 @@ from tuner.errors import InputError, WorkerError
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
-from tuner.export.module import export_text
 from tuner.export.several import Dispatch, way_of
-from tuner.exporting import ExportFile, provenance, rewrites_of, ways_of
+from tuner.exporting import ExportFile, provenance, rewrites_of, text_maker, ways_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned
 from tuner.schedule import Schedule
@@ -146,28 +145,17 @@ def file_of(
     dispatch = Dispatch(ranges, size, each) if len(candidates) > 1 else None
     rows = None if by_batch is None else by_batch.stated
     family = replace(planned.family, model_new=with_rows(model_new, rows))
-    reference = planned.reference.read_text(encoding="utf-8")
-    flags = [toolchain.flags(candidate.language) for candidate in candidates]
     first = next(one.trial for one in reversed(tuned) if one.trial is not None)
 
-    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
-        return export_text(
-            family,
-            candidates[0],
-            reference=reference,
-            sizes=planned.config.problem.sizes,
-            flags=flags[0],
-            provenance=[
-                *_sizes_words(tuned, kernels, entry),
-                *provenance(planned, toolchain, first.number, entry, run_path)[:-1],
-                f"  to reproduce: tune --resume {run_path}",
-                *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
-                *(f"  less than asked for: {remark}" for remark in remarks),
-            ],
-            standing=standing,
-            more=[*zip(candidates[1:], flags[1:], strict=True)],
-            dispatch=dispatch,
-        )
+    def head(entry: Finalist | None) -> list[str]:
+        return [
+            *_sizes_words(tuned, kernels, entry),
+            *provenance(planned, toolchain, first.number, entry, run_path)[:-1],
+            f"  to reproduce: tune --resume {run_path}",
+        ]
+
+    of_file = replace(planned, family=family)
+    text_of = text_maker(of_file, toolchain, candidates, head, by_batch, dispatch)
 
     again = partial(file_of, tuned, toolchain, path, run_path, has_steps=has_steps)
     glue = with_rows(model_new, None)
@@ -227,6 +215,6 @@ def _sizes_words(tuned: Sequence[Tuned], kernels: Kernels, entry: Finalist | Non
         where = f"run {one.run}" + (f", trial {one.trial.number}" if one.trial else "")
         speed = ""
         if (i := speeds.get(one.words)) is not None:
-            speed = f": {i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]"
+            speed = f": {i.words}"
         lines.append(f"  {one.words}: {which} ({where}){speed}")
     return [*lines, ""]

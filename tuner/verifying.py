@@ -24,6 +24,7 @@ from tuner.problem.modes import TuneMode
 from tuner.recheck import Rechecked, recheck, reference_for
 from tuner.run import Run, open_run
 from tuner.schedule import Costs, scheduled
+from tuner.storage import require_file
 from tuner.trial import Check, Status, Trial
 from tuner.verification import Verification
 
@@ -127,9 +128,8 @@ def verify(
         DeviceError: the device does not exist.
     """
     observer = observer or Observer()
-    for path in (file, reference):
-        if not path.is_file():
-            raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    require_file(file)
+    require_file(reference)
     observer.on_stage(f"checking {file} beside {reference}")
     torch_name = device if device == "cpu" else _described(device)["torch_name"]
     chosen = accuracy or Accuracy()
@@ -167,9 +167,9 @@ def verify_certificate(
         DeviceError: the device does not exist.
     """
     observer = observer or Observer()
-    for path in (file, *([reference] if reference else [])):
-        if not path.is_file():
-            raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    require_file(file)
+    if reference is not None:
+        require_file(reference)
     certificate = read_certificate(file)
     wanted = device
     if device == "auto":

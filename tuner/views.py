@@ -106,11 +106,15 @@ class Plain:
         self.progress(text, progress.done, progress.total, progress.left_s)
 
     def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
-        """Print how far a wait is, not more often than every few seconds."""
+        """Say how far a wait is, not more often than every few seconds."""
         now_s = time.monotonic()
         if now_s - self.shown_s >= PROGRESS_S and done != total:
             self.shown_s = now_s
-            self.line(f"{text}, about {left_s:.0f} s left")
+            self.counted(text, done, total, left_s)
+
+    def counted(self, text: str, done: int, total: int | None, left_s: float) -> None:
+        """Print how far a wait is."""
+        self.line(f"{text}, about {left_s:.0f} s left")
 
     def on_finalist(self, entry: Finalist) -> None:
         """A finalist was checked or raced."""
@@ -133,13 +137,10 @@ class JsonLines(Plain):
         """Write a line as an event."""
         self._write({"text": text.strip()})
 
-    def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
+    def counted(self, text: str, done: int, total: int | None, left_s: float) -> None:
         """Write how far a wait is, in numbers as well."""
-        now_s = time.monotonic()
-        if now_s - self.shown_s >= PROGRESS_S and done != total:
-            self.shown_s = now_s
-            left = {"done": done, "total": total, "left_s": round(left_s, 1)}
-            self._write({"text": text.strip(), **left})
+        left = {"done": done, "total": total, "left_s": round(left_s, 1)}
+        self._write({"text": text.strip(), **left})
 
     def _write(self, event: dict[str, Any]) -> None:
         elapsed_s = round(time.monotonic() - self.start_s, 1)

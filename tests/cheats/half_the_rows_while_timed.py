@@ -1,4 +1,4 @@
-"""Compute half of the rows in bursts, told from calls in a row by the counter of inputs."""
+"""Compute half of the rows in bursts, distinguished from calls in a row by the counter of inputs."""
 
 import gc
 

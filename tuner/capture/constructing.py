@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.explaining import depends_on_values
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-__all__ = ["constructed"]
+__all__ = ["constructed", "conversions_of_fakes"]
 
 
 def constructed(
@@ -109,3 +109,42 @@ def _given_numbers() -> Iterator[dict[int, torch.Tensor]]:
     for tensor in made:
         if tensor._version:
             del known[id(tensor)]  # written to since
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextlib.contextmanager
+def conversions_of_fakes() -> Iterator[None]:
+    """Let modules with fake parameters be converted, in this process, while it is entered.
+
+    PyTorch 2.13 swaps a fake parameter with the converted one, and then raises, since the fake
+    mode refers to both. Here each parameter gets the converted one's data, as real ones do, so
+    that it stays the same object wherever it is used.
+    """
+    from torch import no_grad
+    from torch.nn import Module
+
+    whole = Module._apply
+
+    def apply(
+        module: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> Any:
+        if recurse:
+            for child in module.children():
+                child._apply(function)
+        with no_grad():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    parameter.data = function(parameter)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = function(buffer)
+        return module
+
+    Module._apply = apply
+    try:
+        yield
+    finally:
+        Module._apply = whole

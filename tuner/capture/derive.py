@@ -162,7 +162,7 @@ def derived(
     # A short search tries few: products first. Last, what nvcc takes seconds for.
     templates.sort(key=lambda t: (t not in PRODUCTS, t == CLUSTER_TEMPLATE))
     mode = "train" if graph.is_training else "eval"
-    # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
+    # Eager as its user has it: on a GPU convolutions take TF32 unless the user says otherwise.
     content = {
         "accuracy": "pytorch",
         "problem": {"op": op, "templates": ["."], "mode": mode},

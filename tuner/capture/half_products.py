@@ -8,17 +8,16 @@ Others make convolutions (`convolutions`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from tuner.capture.convolutions import CONVOLUTIONS, geometry_of, is_convolution, made_as
 from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 from tuner.capture.makers import Products, parameter
 
-__all__ = [
-    "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "given_to", "head_of",
-    "makers_of", "read_turned", "step_of", "takes_halves", "turned", "weights_converted",
-]  # fmt: skip
+__all__ = ["HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "Halves", "makers_of"]
 
 HALVES_TEMPLATE = "nest_fp16x3"
 WGMMA_TEMPLATE = "nest_wgmma"
@@ -95,38 +94,30 @@ LONGEST = 2**16  # beyond, PyTorch sums in pieces, side by side and more exactly
 MOST_OF_PIECES = 2**28  # numbers of all pieces' results: 1 GB
 
 
-def takes_halves(
-    graph: Graph, call: Call, *, products: Products | None = None, shortest: int = SHORTEST
-) -> bool:
-    """Whether halves can make a call: a large product of two matrices, or a convolution.
+def _takes(products: Products, graph: Graph, call: Call, shortest: int = SHORTEST) -> bool:
+    """Whether halves can make a call so: a large product of two matrices, or a convolution.
 
-    Args:
-        graph: that the call is of.
-        call: any.
-        products: what would make it; any of `PRODUCTS` if not given.
-        shortest: the fewest numbers in a sum of a product of matrices; fewer of a large result.
+    Sums have `shortest` numbers at least; fewer of a large result.
     """
     if call.dtype != "float32" or {graph.value(n).dtype for n in call.reads} != {"float32"}:
         return False
     if is_convolution(call):
         kind = made_as(graph, call)
-        return kind is not None and (products is None or products.of == kind)
-    if products is not None and products.convolves:
+        return kind is not None and products.of == kind
+    if products.convolves:
         return False
     is_batched = _is_batched(graph, call)
     if not (is_batched or _is_of_matrices(graph, call)):
         return False
-    takes_all = products is None or products.takes_batches
     rows, columns, depth = _sizes_of(graph, call)
     fewest = min(rows, columns)
     # Of a short sum the result takes the time, where one kernel writes it once.
-    is_written_once = products is not None and products.takes_epilogues
-    if is_written_once and depth >= SHORTEST_OF_MANY and 4 * depth <= fewest:
+    if products.takes_epilogues and depth >= SHORTEST_OF_MANY and 4 * depth <= fewest:
         shortest = min(shortest, depth)
     num_pieces = -(-2 * depth // LONGEST)
     can_be_cut = not is_batched and num_pieces * math.prod(call.shape) <= MOST_OF_PIECES
-    longest = depth if takes_all and can_be_cut else LONGEST
-    is_taken = takes_all or not is_batched
+    longest = depth if products.takes_batches and can_be_cut else LONGEST
+    is_taken = products.takes_batches or not is_batched
     return is_taken and fewest >= FEWEST and shortest <= depth <= longest
 
 
@@ -162,155 +153,127 @@ def makers_of(graph: Graph, calls: Sequence[Call]) -> dict[str, Products]:
     return {
         name: products
         for name, products in PRODUCTS.items()
-        if any(takes_halves(graph, call, products=products) for call in calls)
+        if any(_takes(products, graph, call) for call in calls)
     }
 
 
-def head_of(products: Products, graph: Graph, calls: Sequence[Call]) -> tuple[str, str]:
-    """Return lines of a template's head: what must hold, and the parameters.
+@dataclass(frozen=True)
+class Halves:
+    """The products and convolutions of a forward, made by halves.
 
-    Args:
-        products: that the template makes.
+    Attributes:
+        products: that make them.
         graph: that the calls are of.
         calls: all of a forward.
     """
-    requires, parameters = products.requires, products.declared(calls)
-    if "<weight>" not in parameters:
-        return requires, parameters
-    convertible = _convertible(products, graph, calls)
-    if not convertible:
-        requires += _NOT_CONVERTED
-    # What is split in memory is read and written once more: better the smaller operand. Of a long
-    # sum that takes most of the time, and a weight whose rows lie across is read twice.
-    sizes = [_sizes_of(graph, call) for call, _ in convertible]
-    rows, columns = (sum(each[axis] for each in sizes) for axis in (0, 1))
-    is_larger = columns > rows or any(depth > LONGEST for _, _, depth in sizes)
-    weight = "converted" if is_larger else "split"
-    # Where the weight is converted, x's rows are a tile's columns.
-    tile = next((n for n in TILE_COLUMNS if is_larger and rows <= n), TILE_COLUMNS[-1])
-    return requires, parameters.replace("<weight>", weight).replace("<n>", str(tile))
 
+    products: Products
+    graph: Graph
+    calls: Sequence[Call]
 
-def weights_converted(products: Products, graph: Graph, calls: Sequence[Call]) -> list[str]:
-    """Return how weights lie that a product's own kernel can convert: in "rows", in "columns".
+    def made(self, shortest: int = SHORTEST) -> set[str]:
+        """Return which calls are made so, where a matrix product's sums are as long at least."""
+        return {c.name for c in self.calls if _takes(self.products, self.graph, c, shortest)}
 
-    Args:
-        products: that make the products.
-        graph: that the calls are of.
-        calls: all of a forward.
-    """
-    return sorted({lies for _, lies in _convertible(products, graph, calls)}, reverse=True)
+    def head(self) -> tuple[str, str]:
+        """Return lines of a template's head: what must hold, and the parameters."""
+        requires, parameters = self.products.requires, self.products.declared(self.calls)
+        if "<weight>" not in parameters:
+            return requires, parameters
+        convertible = self._convertible()
+        if not convertible:
+            requires += _NOT_CONVERTED
+        # What is split in memory is read and written once more: better the smaller operand. Of a
+        # long sum that takes most of the time, and a weight whose rows lie across is read twice.
+        sizes = [_sizes_of(self.graph, call) for call, _ in convertible]
+        rows, columns = (sum(each[axis] for each in sizes) for axis in (0, 1))
+        is_larger = columns > rows or any(depth > LONGEST for _, _, depth in sizes)
+        weight = "converted" if is_larger else "split"
+        # Where the weight is converted, x's rows are a tile's columns.
+        tile = next((n for n in TILE_COLUMNS if is_larger and rows <= n), TILE_COLUMNS[-1])
+        return requires, parameters.replace("<weight>", weight).replace("<n>", str(tile))
 
+    def weights_converted(self) -> list[str]:
+        """Return how weights lie that a kernel of ours can convert: in "rows", in "columns"."""
+        return sorted({lies for _, lies in self._convertible()}, reverse=True)
 
-def _convertible(
-    products: Products, graph: Graph, calls: Sequence[Call]
-) -> list[tuple[Call, str]]:
-    """Return the products whose weight can be converted as it is loaded, and how it lies.
+    def _convertible(self) -> list[tuple[Call, str]]:
+        """Return the products whose weight can be converted as it is loaded, and how it lies.
 
-    The copy engine reads rows that begin at multiples of 16 bytes.
-    """
-    turns = turned(calls)
-    found: list[tuple[Call, str]] = []
-    for call in calls:
-        if not takes_halves(graph, call, products=products):
-            continue
-        x_turned, weight_turned = _turned_operands(graph, call, turns)
-        _, columns, depth = _sizes_of(graph, call)
-        is_one = _is_of_matrices(graph, call)
-        is_shared = math.prod(graph.value(call.reads[1]).shape[:-2]) == 1
-        if weight_turned and columns % 4 == 0 and (is_shared or depth % _STAGE == 0):
-            found.append((call, "columns"))
-        elif not (weight_turned or x_turned) and is_one and depth % 4 == 0 and depth <= LONGEST:
-            found.append((call, "rows"))
-    return found
+        The copy engine reads rows that begin at multiples of 16 bytes.
+        """
+        made = self.made()
+        found: list[tuple[Call, str]] = []
+        for call in self.calls:
+            if call.name not in made:
+                continue
+            x_turned, weight_turned = self._turned_operands(call)
+            _, columns, depth = _sizes_of(self.graph, call)
+            is_one = _is_of_matrices(self.graph, call)
+            is_shared = math.prod(self.graph.value(call.reads[1]).shape[:-2]) == 1
+            if weight_turned and columns % 4 == 0 and (is_shared or depth % _STAGE == 0):
+                found.append((call, "columns"))
+            elif not (weight_turned or x_turned) and is_one and not depth % 4 and depth <= LONGEST:
+                found.append((call, "rows"))
+        return found
 
+    def _turned_operands(self, call: Call) -> tuple[bool, bool]:
+        """Return whether x and the weight of a product lie the other way in memory."""
+        x, weight = (name in self.read_turned(call) for name in call.reads[:2])
+        return x, (call.function != "linear") != weight
 
-def _turned_operands(graph: Graph, call: Call, turns: Mapping[str, str]) -> tuple[bool, bool]:
-    """Return whether x and the weight of a product lie the other way in memory."""
-    x, weight = (name in read_turned(graph, call, turns) for name in call.reads[:2])
-    return x, (call.function != "linear") != weight
+    def read_turned(self, call: Call) -> set[str]:
+        """Return what of `turned` a product turns back: matrices, or batches of these."""
+        is_batched = _is_batched(self.graph, call)
+        return {
+            name
+            for name in call.reads[:2]
+            if name in self.turned
+            and (is_batched or math.prod(self.graph.value(name).shape[:-2]) == 1)
+        }
 
+    @cached_property
+    def turned(self) -> dict[str, str]:
+        """The values of which some calls transpose the last two dimensions, by what these give."""
+        found = {}
+        for call in self.calls:
+            if call.function != "permute" or len(call.shape) < 2:
+                continue
+            *others, last, first = range(len(call.shape))
+            if call.args[1] == str([*others, first, last]):
+                found[call.name] = call.reads[0]
+        return found
 
-def read_turned(graph: Graph, call: Call, turns: Mapping[str, str]) -> set[str]:
-    """Return what of `turned` a product turns back: matrices, or batches of these.
+    def arguments(
+        self, call: Call, named: Callable[[str], str], out: str = "", more: Sequence[str] = ()
+    ) -> list[str]:
+        """Return the arguments of such a product or convolution.
 
-    Args:
-        graph: that the call is of.
-        call: a product that halves make.
-        turns: of `turned`.
-    """
-    is_batched = _is_batched(graph, call)
-    return {
-        name
-        for name in call.reads[:2]
-        if name in turns and (is_batched or math.prod(graph.value(name).shape[:-2]) == 1)
-    }
+        An operand that a call transposes is read where it lies, and is turned: another step would
+        have to copy it.
 
+        Args:
+            call: the product.
+            named: gives a value's name in the plan.
+            out: where it writes, if not to the call's value.
+            more: what its epilogue is given.
+        """
+        products = self.products
+        back = self.read_turned(call) if not products.convolves else set()
+        reads = [self.turned[name] if name in back else name for name in call.reads]
+        operands = [*(*map(named, reads), "null")[:3], out or named(call.name)]
+        if products.convolves:
+            how = geometry_of(call)
+            geometry = (*how.stride, *how.pad, *how.dilation, *call.shape[2:])
+            turn = [int(how.is_transposed)] if products.of == "images" else []
+            own = map(str, (*products.more, *turn, *geometry))
+            return [*operands, *more, *products.parameters, *own]
+        numbers = [*_sizes_of(self.graph, call), *map(int, self._turned_operands(call))]
+        return [*operands, *map(str, numbers), *more]
 
-def turned(calls: Iterable[Call]) -> dict[str, str]:
-    """Return the values of which some calls transpose the last two dimensions, by what these give.
-
-    Args:
-        calls: of a forward.
-    """
-    found = {}
-    for call in calls:
-        if call.function != "permute" or len(call.shape) < 2:
-            continue
-        *others, last, first = range(len(call.shape))
-        if call.args[1] == str([*others, first, last]):
-            found[call.name] = call.reads[0]
-    return found
-
-
-def given_to(
-    products: Products,
-    graph: Graph,
-    call: Call,
-    named: Callable[[str], str],
-    turns: Mapping[str, str],
-    out: str = "",
-    more: Sequence[str] = (),
-) -> list[str]:
-    """Return the arguments of such a product or convolution.
-
-    An operand that a call transposes is read where it lies, and is turned: another step would
-    have to copy it.
-
-    Args:
-        products: that make it.
-        graph: that the call is of.
-        call: the product.
-        named: gives a value's name in the plan.
-        turns: of `turned`.
-        out: where it writes, if not to the call's value.
-        more: what its epilogue is given.
-    """
-    back = read_turned(graph, call, turns) if not products.convolves else set()
-    reads = [turns[name] if name in back else name for name in call.reads]
-    operands = [*(*map(named, reads), "null")[:3], out or named(call.name)]
-    if products.convolves:
-        how = geometry_of(call)
-        geometry = (*how.stride, *how.pad, *how.dilation, *call.shape[2:])
-        turn = [int(how.is_transposed)] if products.of == "images" else []
-        own = map(str, (*products.more, *turn, *geometry))
-        return [*operands, *more, *products.parameters, *own]
-    numbers = [*_sizes_of(graph, call), *map(int, _turned_operands(graph, call, turns))]
-    return [*operands, *map(str, numbers), *more]
-
-
-def step_of(
-    products: Products,
-    graph: Graph,
-    call: Call,
-    named: Callable[[str], str],
-    turns: Mapping[str, str],
-) -> tuple[str, str]:
-    """Return the step of such a product, and the line of the workspace that it writes to.
-
-    The arguments are as for `given_to`.
-    """
-    args = ", ".join(given_to(products, graph, call, named, turns))
-    shape = ", ".join(map(str, call.shape))
-    step = f"  - {{call: {products.function}, args: [{args}{products.tail}]}}"
-    return step, f"  {named(call.name)}: {{shape: [{shape}]}}"
+    def step(self, call: Call, named: Callable[[str], str]) -> tuple[str, str]:
+        """Return the step of such a product, and the line of the workspace that it writes to."""
+        args = ", ".join(self.arguments(call, named))
+        shape = ", ".join(map(str, call.shape))
+        step = f"  - {{call: {self.products.function}, args: [{args}{self.products.tail}]}}"
+        return step, f"  {named(call.name)}: {{shape: [{shape}]}}"

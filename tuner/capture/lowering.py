@@ -43,7 +43,7 @@ class Lowering:
     """The nodes so far, and where PyTorch's program is.
 
     `shape`, `dtype` and `line` are those of the operator's (first) result; `emit` gives them to a
-    node unless told otherwise.
+    node unless given.
     """
 
     def __init__(self, given: Sequence[Tensor]) -> None:

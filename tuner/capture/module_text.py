@@ -10,13 +10,12 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tuner.capture.from_module import made_from
 from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.index_space import viewed
 from tuner.capture.nest import Output
 from tuner.capture.rows_text import ROWS_TEXT, asks_rows
 from tuner.capture.scalars import numbers_of
-from tuner.capture.settings import contents_of
+from tuner.capture.settings import contents_of, made_from
 from tuner.capture.stages import Stages
 
 __all__ = [

@@ -175,7 +175,7 @@ def _computed(
         yield "bool" if operation_of(statement.op).gives == "mask" else "float", value
 
 
-# What an epilogue in CUDA C++ is told of a value's place.
+# What an epilogue in CUDA C++ is given of a value's place.
 _PLACE = ("row", "column", "columns")
 _PLACE_IN_IMAGE = ("sample", "column", "pixel", "columns", "made")
 # Functions that start a product with an epilogue: what is behind their names, what their arguments

@@ -23,21 +23,25 @@ def axes_in_order(low: Lowering, x: Ref, dims: Any) -> list[int]:
     return sorted(d % rank for d in wanted) if rank else []
 
 
+def _over(low: Lowering, a: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a reduction: over which axes, and whether they stay."""
+    axes = axes_in_order(low, a["self"], a.get("dim"))
+    return {"axes": axes, "keepdim": bool(a.get("keepdim"))}
+
+
 def _reduction(op: str) -> Rule:
     def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        x = a["self"]
+        x, attrs = a["self"], _over(low, a)
         assert isinstance(x, Ref)
-        axes: Any = axes_in_order(low, x, a.get("dim"))
-        keepdim = bool(a.get("keepdim", False))
         if op in ("sum", "prod", "mean"):
             moved = low.cast(x, low.dtype)
             assert isinstance(moved, Ref)
             x = moved
         if not low.shape_of(x):
             return low.cast(x, low.dtype) if op not in ("argmax", "argmin") else None
-        if op not in ("argmax", "argmin") and all(low.shape_of(x)[axis] == 1 for axis in axes):
+        if op not in ("argmax", "argmin") and all(low.shape_of(x)[n] == 1 for n in attrs["axes"]):
             return low.view(x, low.shape)  # of one element each
-        return low.emit(op, x, axes=axes, keepdim=keepdim)
+        return low.emit(op, x, **attrs)
 
     return rule
 
@@ -52,10 +56,9 @@ def _extreme(op: str, index_op: str) -> Rule:
         if "dim" not in a or not low.shape_of(a["self"]):
             return values if "dim" not in a else None
         assert isinstance(values, Ref)
-        axes: Any = axes_in_order(low, a["self"], a["dim"])
-        if low.shape_of(a["self"])[axes[0]] == 1:  # the only one
+        attrs = _over(low, a)
+        if low.shape_of(a["self"])[attrs["axes"][0]] == 1:  # the only one
             return values, low.emit("full", 0, dtype="int64")
-        attrs: dict[str, Any] = {"axes": axes, "keepdim": bool(a["keepdim"])}
         return values, low.emit(index_op, a["self"], dtype="int64", **attrs)
 
     return rule
@@ -69,24 +72,20 @@ def _truth(op: str) -> Rule:
         if not low.shape_of(x) or low.dtype != "bool":
             return None
         mask = low.cast(low.pointwise("ne", x, 0, shape=low.shape_of(x)), "float32")
-        axes: Any = axes_in_order(low, x, a.get("dim"))
-        found = low.emit(op, mask, axes=axes, keepdim=bool(a.get("keepdim")), dtype="float32")
+        found = low.emit(op, mask, **_over(low, a), dtype="float32")
         return low.pointwise("ne", found, 0)
 
     return rule
 
 
 def _var(low: Lowering, a: dict[str, Any]) -> Results:
-    axes: Any = axes_in_order(low, a["self"], a["dim"])
     correction = 1 if a["correction"] is None else a["correction"]
-    attrs: dict[str, Any] = {"axes": axes, "keepdim": bool(a["keepdim"])}
-    return low.emit("var", a["self"], **attrs, correction=correction)
+    return low.emit("var", a["self"], **_over(low, a), correction=correction)
 
 
 def _var_mean(low: Lowering, a: dict[str, Any]) -> Results:
-    axes: Any = axes_in_order(low, a["self"], a["dim"])
     # First, so that the variance is about this one.
-    mean = low.emit("mean", a["self"], axes=axes, keepdim=bool(a["keepdim"]))
+    mean = low.emit("mean", a["self"], **_over(low, a))
     variance = _var(low, a)
     assert isinstance(variance, Ref)
     return variance, mean

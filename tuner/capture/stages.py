@@ -10,7 +10,6 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.capture.graph import Graph, Node, Ref, in_order
-from tuner.capture.grouping import grouped
 from tuner.capture.half_products import makers_of
 from tuner.capture.images import images_of, with_images_copied
 from tuner.capture.index_space import (
@@ -23,8 +22,7 @@ from tuner.capture.index_space import (
 from tuner.capture.library import Call, call_of, is_call, with_results_apart
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of
-from tuner.capture.precision import FLOATS, stored_as
-from tuner.capture.products import with_products
+from tuner.capture.precision import FLOATS, stored_as, with_products
 from tuner.capture.ranges import computed_of_ranges, with_ranges
 from tuner.capture.recomputed import with_windows_of_operands
 from tuner.capture.scans import with_scans
@@ -143,7 +141,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     images = frozenset[str]()
     if partition.is_channels_last:
         images = images_of(graph, {*outputs, *updates.values()})
-    groups = grouped(graph, left)
+    groups = _grouped(graph, left)
     last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
@@ -308,3 +306,38 @@ def _counters(graph: Graph) -> dict[str, int]:
         if isinstance(node, Node) and _counted(node) == buffer and name not in graph.outputs:
             found[buffer] = int(str(node.args[1]))
     return found
+
+
+def _grouped(graph: Graph, nodes: Sequence[Node]) -> list[list[Node]]:
+    """Return nodes in groups, each of calls alone or of what is computed; none is empty.
+
+    A group reads what is given, and what groups before it gave; nodes of one that are computed
+    read each other too. What is computed is put as late as what reads it allows: it is then
+    computed where it is needed, from what it reads, instead of being stored and read again.
+
+    Args:
+        graph: that they are of.
+        nodes: in order, without views.
+    """
+    own = {n.name for n in nodes}
+    calls = {n.name for n in nodes if is_call(n)}
+    reads = {n.name: {real_name(graph, r) for r in n.refs} & own for n in nodes}
+    first: dict[str, int] = {}  # calls have odd numbers
+    for node in nodes:
+        before = max((first[r] for r in reads[node.name]), default=0)
+        first[node.name] = before + before % 2 + (node.name in calls)
+    users: dict[str, list[str]] = {n.name: [] for n in nodes}
+    for name, refs in reads.items():
+        for ref in refs:
+            users[ref].append(name)
+    last = dict(first)
+    for node in reversed(nodes):
+        if node.name not in calls and users[node.name]:
+            last[node.name] = max(
+                first[node.name],
+                min(last[u] - (u in calls) for u in users[node.name]),
+            )
+    found: dict[int, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(last[node.name], []).append(node)
+    return [found[number] for number in sorted(found)]

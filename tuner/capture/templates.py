@@ -62,7 +62,7 @@ def arguments_of(stages: Stages, nest: Nest, names: Mapping[str, str]) -> list[s
 
 
 def between_of(stages: Stages, names: Mapping[str, str]) -> list[str]:
-    """Return what lies between tasks: of float32 unless told; calls make theirs themselves."""
+    """Return what lies between tasks, float32 without a dtype; calls make theirs themselves."""
     results = {*stages.outputs, *stages.updates.values()}
     written = {o.name: o.dtype for nest in stages.nests for o in nest.outputs}
     lines = []

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.capture.constructing import constructed
-from tuner.capture.converting import conversions_of_fakes
+from tuner.capture.constructing import constructed, conversions_of_fakes
 from tuner.capture.explaining import explained
 from tuner.capture.recurrent import recurrent_by_shape
 from tuner.errors import CaptureError

@@ -1,10 +1,122 @@
-"""How Triton kernels reduce: where each fold starts, how two results of it are joined."""
+"""How Triton kernels reduce: where each fold starts, how results of it are joined.
+
+Two reductions may be found in one sweep: the lanes of a program, or the programs of a row, hold
+`<first>_part` and `<second>_part`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 
-__all__ = ["JOINED", "START", "fold_functions", "put_together"]
+from tuner.capture.operations import emit
+from tuner.capture.paired_sweeps import SweepPair
+
+__all__ = [
+    "JOINED", "PUT_MOMENTS_TOGETHER", "START", "begun", "fold_functions", "joined", "lane_counts",
+    "put_together", "stepped",
+]  # fmt: skip
+
+PUT_MOMENTS_TOGETHER = """
+
+@triton.jit
+def {function}_put_together_moments(
+    partial, totals, num_rows, num_columns, pieces, factor,
+    PIECE: tl.constexpr, MEAN: tl.constexpr, SQUARES: tl.constexpr,
+):
+    program = tl.program_id(0)
+    means = partial + (MEAN * num_rows + program).to(tl.int64) * pieces
+    squares = partial + (SQUARES * num_rows + program).to(tl.int64) * pieces
+    found = tl.zeros([1024], tl.float64)
+    for piece in range(0, pieces, 1024):
+        ids = piece + tl.arange(0, 1024)
+        count = tl.minimum(PIECE, num_columns - ids * PIECE).to(tl.float64)
+        count = tl.where(ids < pieces, count, 0.0)
+        found += count * tl.load(means + ids, mask=ids < pieces, other=0.0)
+    mean = tl.sum(found) / num_columns
+    found = tl.zeros([1024], tl.float64)
+    for piece in range(0, pieces, 1024):
+        ids = piece + tl.arange(0, 1024)
+        count = tl.minimum(PIECE, num_columns - ids * PIECE).to(tl.float64)
+        apart = tl.load(means + ids, mask=ids < pieces, other=0.0) - mean
+        more = tl.load(squares + ids, mask=ids < pieces, other=0.0) + count * apart * apart
+        found += tl.where(ids < pieces, more, 0.0)
+    tl.store(totals + MEAN * num_rows + program, mean.to(tl.float32))
+    tl.store(totals + SQUARES * num_rows + program, (tl.sum(found) * factor).to(tl.float32))
+"""
+
+
+def begun(pair: SweepPair, names: Mapping[str, str]) -> Iterator[str]:
+    """Write what each lane holds before the sweep."""
+    first, second = names[pair.first.name], names[pair.second.name]
+    start = "0.0" if pair.kind == "moments" else 'float("-inf")'
+    yield f"{first}_part = tl.full([ROWS, COLUMNS], {start}, tl.float32)"
+    yield f"{second}_part = tl.zeros([ROWS, COLUMNS], tl.float32)"
+    if pair.kind == "moments":
+        yield f"{first}_step = 0.0"
+
+
+def stepped(pair: SweepPair, names: Mapping[str, str], value: str) -> Iterator[str]:
+    """Write how each lane takes one more value where it is `present`."""
+    first, second = names[pair.first.name], names[pair.second.name]
+    if pair.kind == "moments":
+        yield f"{first}_step += 1.0"
+        yield f"{first}_next = tl.where(present, {value}, {first}_part)"
+        yield f"{first}_apart = {first}_next - {first}_part"
+        yield f"{first}_part = {first}_part + {first}_apart * (1.0 / {first}_step)"
+        yield f"{second}_part = {second}_part + {first}_apart * ({first}_next - {first}_part)"
+        return
+    yield f'{second}_next = tl.where(present, {value}, float("-inf"))'
+    # Equal ones may be infinite.
+    distance = f"-tl.abs({second}_next - {first}_part)"
+    distance = f"tl.where({second}_next == {first}_part, 0.0, {distance})"
+    yield f"{second}_less = {emit('exp', [distance], None, 'triton')}"
+    more, as_well = f"{second}_part * {second}_less + 1.0", f"{second}_part + {second}_less"
+    yield f"{second}_part = tl.where({second}_next > {first}_part, {more}, {as_well})"
+    yield f"{first}_part = {emit('maximum', [f'{first}_part', f'{second}_next'], None, 'triton')}"
+
+
+def lane_counts(first: str, last: str) -> str:
+    """Return how many columns each lane has taken in a sweep from `first` to `last`."""
+    lanes = "tl.arange(0, COLUMNS)[None, :]"
+    return f"tl.maximum(({last} - {first} - {lanes} + COLUMNS - 1) // COLUMNS, 0)"
+
+
+def joined(
+    pair: SweepPair, names: Mapping[str, str], largest: str, counts: str, *, is_all: bool
+) -> Iterator[str]:
+    """Write the row's two values of what several lanes, or programs, hold.
+
+    Args:
+        pair: the pair.
+        names: of values.
+        largest: the function that reduces to the largest value.
+        counts: how many values each has taken, of moments.
+        is_all: whether that is the whole row; a part's sums are not multiplied by their scale.
+    """
+    first, second = names[pair.first.name], names[pair.second.name]
+    scale = pair.second.scale if is_all else 1.0
+    scaled = ' * float("nan")' if scale != scale else "" if scale == 1.0 else f" * {scale!r}"
+    if pair.kind == "moments":
+        exact = f"{first}_exact"
+        yield f"{first}_counts = ({counts}).to(tl.float64)"
+        yield f"{first}_all = tl.maximum(tl.sum({first}_counts, axis=1), 1.0)"
+        yield f"{exact} = tl.sum({first}_part.to(tl.float64) * {first}_counts, axis=1)"
+        yield f"{exact} = {exact} / {first}_all"
+        yield f"{first}_off = {first}_part.to(tl.float64) - {exact}[:, None]"
+        squares = f"{first}_counts * {first}_off * {first}_off"
+        squares = f"tl.sum({second}_part.to(tl.float64) + {squares}, axis=1){scaled}"
+        rounded = ".to(tl.float32)" if is_all else ""
+        yield f"{second} = ({squares}){rounded}"
+        yield f"{first} = {exact}{rounded}"
+        return
+    yield f"{first} = tl.reduce({first}_part, 1, {largest})"
+    factor = emit("exp", [f"{first}_part - {first}[:, None]"], None, "triton")
+    factor = f"tl.where({first}_part == {first}[:, None], 1.0, {factor})"
+    whole = f"tl.sum({second}_part * {factor}, axis=1){scaled}"
+    if is_all:  # of infinite distances from the largest, PyTorch's own sum is NaN
+        whole = f'tl.where(tl.abs({first}) == float("inf"), float("nan"), {whole})'
+    yield f"{second} = {whole}"
+
 
 START = {"sum": "0.0", "amax": 'float("-inf")', "amin": 'float("inf")',
           "argmax": 'float("-inf")', "argmin": 'float("inf")'}  # fmt: skip

@@ -16,8 +16,15 @@ from tuner.capture.operations import converted, emit
 from tuner.capture.paired_sweeps import SweepPair, paired_sweeps
 from tuner.capture.precision import HALVES
 from tuner.capture.triton_blocks import SEARCHED, Blocks
-from tuner.capture.triton_folds import JOINED, START, fold_functions
-from tuner.capture.triton_pairs import begun, joined, lane_counts, stepped
+from tuner.capture.triton_folds import (
+    JOINED,
+    START,
+    begun,
+    fold_functions,
+    joined,
+    lane_counts,
+    stepped,
+)
 from tuner.capture.windows import triton_tap
 
 __all__ = ["RESERVED", "Writer"]

@@ -12,9 +12,14 @@ from collections.abc import Iterator, Mapping
 from tuner.capture.nest import Nest, Pass, Reduction
 from tuner.capture.paired_sweeps import SweepPair
 from tuner.capture.triton_blocks import SEARCHED, Blocks
-from tuner.capture.triton_folds import START, fold_functions, put_together
+from tuner.capture.triton_folds import (
+    PUT_MOMENTS_TOGETHER,
+    START,
+    fold_functions,
+    lane_counts,
+    put_together,
+)
 from tuner.capture.triton_loops import Writer
-from tuner.capture.triton_pairs import PUT_MOMENTS_TOGETHER, lane_counts
 
 __all__ = ["AcrossWriter", "SplitWriter"]
 

@@ -6,16 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from tuner.capture.half_products import (
-    SHORTEST,
-    given_to,
-    head_of,
-    read_turned,
-    step_of,
-    takes_halves,
-    turned,
-    weights_converted,
-)
+from tuner.capture.half_products import SHORTEST, Halves
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
 from tuner.capture.makers import Products
@@ -132,9 +123,9 @@ def _steps(
     steps: list[str] = []
     product: Call | None = None  # whose epilogue the next nest may be
     stages, names = part.stages, part.names
-    halves = _by_halves(part, products) if products else set()
-    turns = turned(stages.calls) if products else {}
-    left_out = _left_out(part, turns, halves)
+    halves = Halves(products, part.graph, stages.calls) if products else None
+    by_halves = _by_halves(part, halves) if halves else set()
+    left_out = _left_out(part, halves, by_halves) if halves else set()
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
     suffixes = {} if part.name else suffixes_of(stages.nests)
@@ -143,9 +134,9 @@ def _steps(
         return place_of(stages, names, name)
 
     for task in stages.tasks if part.is_forward else with_sums(stages):
-        if isinstance(task, Call) and products and task.name in halves:
-            step, room = step_of(products, part.graph, task, placed, turns)
-            is_first = products.takes_epilogues and part.is_forward
+        if isinstance(task, Call) and halves and task.name in by_halves:
+            step, room = halves.step(task, placed)
+            is_first = halves.products.takes_epilogues and part.is_forward
             is_first = is_first and epilogue_of(stages, task, results) is not None
             product = task if is_first else None
             steps.append(step[:-1] + _APART + "}" if is_first else step)
@@ -181,13 +172,13 @@ def _steps(
         condition = ""
         if product is not None:
             fused, condition = f"{function}_behind_product", _APART
-            assert products is not None
-            text, more = python_text(nest, product, fused, function, products.function)
+            assert halves is not None
+            text, more = python_text(nest, product, fused, function, halves.products.function)
             texts[-1] += text
             epilogues[part.name, nest.name] = cuda_text(nest, product, fused)
             place = placed(nest.outputs[0].name)
             behind = [*arguments[-2:], *map(placed, more)]
-            given = given_to(products, part.graph, product, placed, turns, place, behind)
+            given = halves.arguments(product, placed, place, behind)
             steps.append(f"  - {{call: {fused}, args: [{', '.join(given)}]{_FUSED}}}")
             product = None
         steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]{condition}}}")
@@ -198,30 +189,27 @@ def _of_steps(parts: Sequence[Part], products: Products | None) -> str:
     """Return what a head says of the products of a step of training, if there are any."""
     if products is None or products.convolves:
         return ""
-    return _OF_STEPS if any(_by_halves(part, products) for part in parts[1:]) else ""
+    halves = [(part, Halves(products, part.graph, part.stages.calls)) for part in parts[1:]]
+    return _OF_STEPS if any(_by_halves(*each) for each in halves) else ""
 
 
-def _by_halves(part: Part, products: Products) -> set[str]:
+def _by_halves(part: Part, halves: Halves) -> set[str]:
     """Return the products of a call that are made by halves.
 
     A sum of a gradient may be as long as the batch, which is not known: the function that makes
     the product decides about those.
     """
-    shortest = SHORTEST if part.is_forward else 1
-    calls = part.stages.calls
-    return {
-        c.name for c in calls if takes_halves(part.graph, c, products=products, shortest=shortest)
-    }
+    return halves.made(shortest=SHORTEST if part.is_forward else 1)
 
 
-def _left_out(part: Part, turns: Mapping[str, str], halves: Collection[str]) -> set[str]:
+def _left_out(part: Part, halves: Halves, by_halves: Collection[str]) -> set[str]:
     """Return the transpositions that products by halves alone read, which turn them back."""
     stages = part.stages
     read = {t.name for nest in stages.nests for t in nest.arguments}
     for call in stages.calls:
-        back = read_turned(part.graph, call, turns) if call.name in halves else set()
+        back = halves.read_turned(call) if call.name in by_halves else set()
         read |= {*call.reads} - back
-    return {*turns} - read - {*stages.outputs, *stages.updates.values()}
+    return {*halves.turned} - read - {*stages.outputs, *stages.updates.values()}
 
 
 def triton_template(parts: Sequence[Part], op: str, *, products: Products | None = None) -> str:
@@ -250,7 +238,8 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     ]
     is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
-    requires, ours = head_of(products, parts[0].graph, stages.calls) if products else ("", "")
+    halves = Halves(products, parts[0].graph, stages.calls) if products else None
+    requires, ours = halves.head() if halves else ("", "")
     more += ours
     if epilogues:
         # A search times the forward alone.
@@ -269,14 +258,13 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
-    if products and products.takes_epilogues:
+    if halves and halves.products.takes_epilogues:
         made = "\n".join(["", *epilogues.values()])
         chosen_text = f'{{% if product_epilogue == "fused" %}}{made}{{% endif %}}' * bool(
             epilogues
         )
         head += f"{{% set epilogues %}}{chosen_text}{{% endset %}}\n"
-        ways = weights_converted(products, parts[0].graph, stages.calls)
-        head += f"{{% set product_weights = {json.dumps(ways)} %}}\n"
+        head += f"{{% set product_weights = {json.dumps(halves.weights_converted())} %}}\n"
     return head + (products.include if products else "") + divided + "".join(texts)
 
 

@@ -1,9 +1,10 @@
-"""What surrounds the calls of a candidate: memory, streams, threads, flags, forks."""
+"""What surrounds the calls of a candidate: memory, streams, threads, forks; where it raised."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Halted",
     "busy_side_stream",
     "changed_flags",
     "flags",
@@ -21,6 +23,7 @@ __all__ = [
     "poison",
     "replaced_parameters",
     "spoil",
+    "stage",
 ]
 
 
@@ -130,3 +133,26 @@ def busy_side_stream(device: torch.device) -> Iterator[None]:
         torch.cuda._sleep(40_000_000)
         yield
     stream.synchronize()
+
+
+class Halted(Exception):
+    """The candidate raised: `stage` is where, `message` what it said."""
+
+    def __init__(self, stage: str, error: BaseException) -> None:
+        self.stage = stage
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+        self.message = f"{type(error).__name__}: {str(error).strip() or 'no message'}{place}"
+        super().__init__(self.message)
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Give what is raised inside this name, as what the candidate answers."""
+    try:
+        yield
+    except Halted:
+        raise
+    except (Exception, SystemExit) as error:
+        # Whatever a candidate raises is its answer, not our failure.
+        raise Halted(name, error) from None

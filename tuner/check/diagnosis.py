@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.check.compare import FLOOR_ULPS, ULP, Error, Limits, first_beyond, index_of
@@ -16,11 +15,8 @@ from tuner.wording import percent
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["are_rare", "diagnosis", "offence", "received"]
+__all__ = ["diagnosis", "offence", "received"]
 
-# Of the elements of an output, so many may lie at a kink by chance: where a sum of terms of 1e9 is
-# clamped to 1, float32 has the wrong end for one in some millions.
-RARE = 1e-6
 # Values of which neither squares nor differences leave what float32 holds.
 USUAL = ("as_given", "normal", "dyadic", "few_values", "special", "all_special", "like_rows")
 
@@ -77,24 +73,6 @@ def offence(
         f"{label}: rms error {error.rms_abs:.3g} with limit {limits.rms_abs:.3g}; the largest "
         f"error is {error.max_abs:.3g}, at {index_of(at, want)}: got {g:.9g}, expected {w:.9g}"
     )
-
-
-def are_rare(
-    expected: Expected,
-    answer: Answer,
-    names: Sequence[str],
-    errors: Mapping[str, Error],
-    limits: Mapping[str, Limits],
-    accuracy: Accuracy,
-) -> bool:
-    """Whether of each of these outputs so few elements are beyond its limit as by chance."""
-    for name in names:
-        want, error = expected.oracle[name], errors[name]
-        got, unjudged = received(answer, want, name), expected.unjudged.get(name)
-        share = first_beyond(got, want, unjudged, error, limits[name], accuracy)[1]
-        if error.num_misplaced or share > RARE:
-            return False
-    return True
 
 
 def _output_diagnosis(

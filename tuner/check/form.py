@@ -8,7 +8,7 @@ from tuner.check.crossing import Answer
 from tuner.check.exercise import NAMED, checksum_of
 from tuner.check.expected import Expected
 from tuner.check.gradients import IS_SPARSE
-from tuner.check.loads import REFUSED
+from tuner.check.handover import REFUSED
 
 __all__ = ["judge_behaviour", "judge_form", "label_of", "refused_load"]
 

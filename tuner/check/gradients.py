@@ -287,7 +287,7 @@ def watched(
 ) -> Iterator[None]:
     """Say what a backward inside has changed that is not its own.
 
-    Random numbers are drawn before: who sets back what the call found there is told by that.
+    Random numbers are drawn before: who sets back what the call found there is known by that.
 
     Args:
         given: the incoming gradients, by name.

@@ -19,9 +19,8 @@ from tuner.check import parts
 from tuner.check.belongings import copied_inside, lost, not_its_own, put_on
 from tuner.check.crossing import Action, Dtype, Mode, Script
 from tuner.check.exercise import arguments_of, asked_through, tensors_under
-from tuner.check.handover import GIVEN, edit, edit_all, empty, replace
+from tuner.check.handover import GIVEN, edit, edit_all, empty, replace, said_of_loads
 from tuner.check.layouts import fitted, laid_out
-from tuner.check.loads import said_of_loads
 from tuner.check.registries import read_elsewhere
 from tuner.check.surroundings import left_by_a_refusal
 from tuner.check.touches import TOUCHES, Touches

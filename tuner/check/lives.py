@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from tuner.check.asker import Asker
 from tuner.check.crossing import Action
-from tuner.check.probe import Modes, Probe
-from tuner.check.tells import TELLS
+from tuner.check.probe import Probe
 
 __all__ = ["gradient_probes", "history_probes"]
 
 NUM_FROZEN = 6  # parameters that are frozen in turn
 
 
-def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
-    """Return what is asked of gradients; `reduced` makes a probe on few rows."""
-
-    def probe(name: str, tells: str = "gradients", **fields: Any) -> Probe:
-        settings = {"distribution": "normal", "gradients": "all", "tells": TELLS[tells]}
-        return reduced(name, **{**settings, **fields})
-
+def gradient_probes(ask: Asker) -> list[Probe]:
+    """Return what is asked of gradients."""
+    secret, usual = ask.secret, "gradients"
     # Which call is differentiated first, and that it is asked again, is known to nobody before.
     earlier = secret.randrange(2)
 
@@ -35,25 +30,28 @@ def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
         }
 
     return [
-        probe("gradients of weights", gradients="plain_inputs"),
-        probe(
-            "gradients", calls=3, more_calls=secret.randrange(8, 20),
+        ask.graded("gradients of weights", usual, gradients="plain_inputs"),
+        ask.graded(
+            "gradients", usual, calls=3, more_calls=secret.randrange(8, 20),
             backward=(earlier, 2, 1 - earlier, earlier),
         ),
-        probe("gradients, copied", calls=2, before=((), ("copy",)), backward=(0, 1)),
-        probe("gradients, eval", calls=2, mode="eval", backward=(earlier, 1 - earlier, earlier)),
-        probe("gradients of a sum", "incoming", gradient_layout="of_sum"),
-        probe("gradients of a sum, eval", "incoming", mode="eval", gradient_layout="of_sum"),
-        probe("gradients of row sums", "incoming", gradient_layout="of_row_sums"),
-        probe("gradients of a branch", "incoming", gradient_layout="shared"),
-        probe("gradients in another thread", "threads", gradient_layout="in_thread"),
-        probe("transposed gradients", "incoming", gradient_layout="transposed"),
-        probe("misaligned gradients", "incoming", gradient_layout="misaligned"),
-        probe("a parameter frozen", **frozen()),
-        probe("a parameter frozen, plain inputs", gradients="plain_inputs", **frozen()),
+        ask.graded("gradients, copied", usual, calls=2, before=((), ("copy",)), backward=(0, 1)),
+        ask.graded(
+            "gradients, eval", usual, calls=2, mode="eval",
+            backward=(earlier, 1 - earlier, earlier),
+        ),
+        ask.graded("gradients of a sum", "incoming", gradient_layout="of_sum"),
+        ask.graded("gradients of a sum, eval", "incoming", mode="eval", gradient_layout="of_sum"),
+        ask.graded("gradients of row sums", "incoming", gradient_layout="of_row_sums"),
+        ask.graded("gradients of a branch", "incoming", gradient_layout="shared"),
+        ask.graded("gradients in another thread", "threads", gradient_layout="in_thread"),
+        ask.graded("transposed gradients", "incoming", gradient_layout="transposed"),
+        ask.graded("misaligned gradients", "incoming", gradient_layout="misaligned"),
+        ask.graded("a parameter frozen", **frozen()),
+        ask.graded("a parameter frozen, plain inputs", gradients="plain_inputs", **frozen()),
         # All of them, those of one submodule, none: before the first call as well.
         *(
-            probe(
+            ask.graded(
                 f"parameters frozen together{plain}", "frozen weight", calls=4,
                 before=(("freeze all",), ("freeze module",), ("freeze module",), ("thaw",)),
                 gradients="plain_inputs" if plain else "all", backward_at_once=True,
@@ -61,42 +59,41 @@ def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
             )
             for plain in ("", ", plain inputs")
         ),
-        probe(
+        ask.graded(
             "gradients added up", "accumulated", calls=2, accumulates=True,
             first_place=secret.randrange(64),
         ),
         *(
-            probe(f"{kind} gradients", "incoming values", gradient_values=kind)
+            ask.graded(f"{kind} gradients", "incoming values", gradient_values=kind)
             for kind in ("large", "small", "nan", "cancelling")
         ),
-        probe("gradients of the first output", "one output", gradient_layout="of_first"),
-        probe("gradients of the last output", "one output", gradient_layout="of_last"),
-        probe("weights edited before", "edited before", edits="weights"),
-        probe("output negated", "edited before", edits="output negated"),
-        probe("output edited", "edited before", edits="output"),
-        probe("input edited", "edited before", edits="input"),
-        probe("input freed", "freed", edits="input freed", gradients="plain_inputs"),
-        probe("gradients at kinks", "kinks", distribution="few_values", weights="dyadic"),
-        probe("gradients, special values", distribution="special"),
-        probe("gradients, frozen submodules", "frozen", mode="frozen"),
-        probe("gradients, thawed submodules", "thawed", mode="thawed"),
+        ask.graded("gradients of the first output", "one output", gradient_layout="of_first"),
+        ask.graded("gradients of the last output", "one output", gradient_layout="of_last"),
+        ask.graded("weights edited before", "edited before", edits="weights"),
+        ask.graded("output negated", "edited before", edits="output negated"),
+        ask.graded("output edited", "edited before", edits="output"),
+        ask.graded("input edited", "edited before", edits="input"),
+        ask.graded("input freed", "freed", edits="input freed", gradients="plain_inputs"),
+        ask.graded("gradients at kinks", "kinks", distribution="few_values", weights="dyadic"),
+        ask.graded("gradients, special values", usual, distribution="special"),
+        ask.graded("gradients, frozen submodules", "frozen", mode="frozen"),
+        ask.graded("gradients, thawed submodules", "thawed", mode="thawed"),
     ]  # fmt: skip
 
 
-def history_probes(
-    reduced: Callable[..., Probe], modes: Modes, secret: random.Random
-) -> list[Probe]:
+def history_probes(ask: Asker) -> list[Probe]:
     """Return long lives of a module; in which order what happens to it is secret."""
+    modes = ask.modes
 
     def lived(
         actions: Sequence[tuple[Action, ...]], after_last: Sequence[tuple[Action, ...]] = ()
     ) -> dict[str, Any]:
         """Put actions in a secret order; what follows the last one of them comes behind it."""
-        order = secret.sample(actions, len(actions))
+        order = ask.secret.sample(actions, len(actions))
         at = order.index(actions[-1]) + 1
         before = ((), *order[:at], *after_last, *order[at:])
-        first = secret.randrange(64)
-        tells = TELLS["new tensors" if ("assign",) in actions else "history"]
+        first = ask.secret.randrange(64)
+        tells = "new tensors" if ("assign",) in actions else "history"
         return {"calls": len(before), "before": before, "first_place": first, "tells": tells}
 
     # A module may refuse to hold other tensors, or to compute with ones that are lent to it; in
@@ -116,19 +113,16 @@ def history_probes(
             ("a life with new tensors", new_tensors, lent),
         )
         for probe in (
-            reduced(f"{what}, training", mode="train", **lived([*ways, *more])),
+            ask.probe(f"{what}, training", mode="train", **lived([*ways, *more])),
             # After each call in training mode comes one in eval mode.
-            reduced(
+            ask.probe(
                 f"{what}, eval", mode="eval", inputs="overwritten",
                 **lived([*ways, *more, (modes.training,)], [("eval",)]),
             ),
-            reduced(
+            ask.probe(
                 f"{what}, inference mode", mode="eval", is_inference=True,
                 **lived([*ways, (modes.training,)], [("eval",)]),
             ),
-            reduced(
-                f"{what}, gradients", distribution="normal", gradients="all",
-                **lived([*ways, (modes.other,)], [(modes.own,)]),
-            ),
+            ask.graded(f"{what}, gradients", **lived([*ways, (modes.other,)], [(modes.own,)])),
         )
     ]  # fmt: skip

@@ -158,7 +158,7 @@ def vectors(model: torch.nn.Module) -> list[str]:
 
 
 def set_training(model: torch.nn.Module, pick: Next, whose: str, is_on: bool) -> None:
-    """Set the attribute `training` itself, which `train` and `eval` are not told of.
+    """Set the attribute `training` itself, which `train` and `eval` do not see.
 
     Args:
         model: the module.

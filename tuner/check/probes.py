@@ -89,38 +89,37 @@ def thorough_probes(
     full = _seeded(seed_full, seed_weights, mode=modes.own, batch=extent.full, is_reduced=is_less)
     batch = extent.reduced(secret)
     reduced = _seeded(seed_reduced, seed_weights, mode=modes.own, batch=batch, is_reduced=True)
+    ask = Asker(reduced, full, modes, extent, traits, secret)
     probes = [
         whole("as given", weights="own"),
-        reduced("fresh weights", **modes.in_turn, tells=TELLS["weights"]),
-        full("offset", distribution="offset", tells=TELLS["offset"]),
-        full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
-        full(
-            "again at full size", calls=2, inputs="overwritten", before=((), ("edit",)),
-            tells=TELLS["full"],
+        ask.probe("fresh weights", "weights", **modes.in_turn),
+        ask.full("offset", "offset", distribution="offset"),
+        ask.full("heavy-tailed", "heavy", distribution="heavy_tailed"),
+        ask.full(
+            "again at full size", "full", calls=2, inputs="overwritten", before=((), ("edit",)),
         ),
-        full("gradients at full size", distribution="normal", gradients="all",
-             tells=TELLS["gradients"]),
-        *_value_probes(full, reduced, modes, extent, batch is not None),
-        *_call_probes(full, reduced, modes, is_deterministic, secret.randrange(8, 20)),
-        *gradient_probes(reduced, secret),
-        *history_probes(reduced, modes, secret),
-        *_layout_probes(reduced, modes, has_cuda),
-        *_extra_probes(reduced, modes),
+        ask.full("gradients at full size", "gradients", distribution="normal", gradients="all"),
+        *_value_probes(ask, batch is not None),
+        *_call_probes(ask, is_deterministic, secret.randrange(8, 20)),
+        *gradient_probes(ask),
+        *history_probes(ask),
+        *_layout_probes(ask),
+        *_extra_probes(ask),
         *_traced_probes(full, reduced, modes),
     ]  # fmt: skip
     if num_rows is not None:
         probes += batch_probes(reduced, modes, extent, secret)
         probes += further_probes(reduced, modes, extent, further_rows)
-    probes += unusual_probes(reduced, modes, secret, has_cuda)
-    probes += shortcut_probes(reduced, modes, secret)
-    ask = Asker(reduced, modes, extent, traits, secret)
-    probes += [*combined_probes(ask), *handling_probes(ask), *paired_probes(ask)]
+    for kinds in (
+        unusual_probes, shortcut_probes, combined_probes, handling_probes, paired_probes,
+    ):  # fmt: skip
+        probes += kinds(ask)
     more = large_batch + secret.randrange(1, 33)
     if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):
         probes.append(
-            reduced(
-                "many rows, one of NaN, eval", distribution="nan_row", batch=more,
-                mode="eval", tells=TELLS["large"],
+            ask.probe(
+                "many rows, one of NaN, eval", "large", distribution="nan_row", batch=more,
+                mode="eval",
             )
         )  # fmt: skip
     return [
@@ -137,171 +136,145 @@ def _seeded(seed_inputs: int, seed_weights: int, **common: Any) -> Callable[...,
     return probe
 
 
-def _value_probes(
-    full: Callable[..., Probe],
-    probe: Callable[..., Probe],
-    modes: Modes,
-    extent: Extent,
-    is_asked_of_few: bool,
-) -> list[Probe]:
+def _value_probes(ask: Asker, is_asked_of_few: bool) -> list[Probe]:
     # A power of two keeps the mean of equal values exact.
-    rows = extent.num_rows
+    rows = ask.extent.num_rows
     power = None if rows is None else 2 ** int(math.log2(min(max(rows, 2), 64)))
-    # A module may have kernels for eval mode alone, and use them only where a call is large.
-    in_eval: dict[str, Any] = {"mode": "eval", "tells": TELLS["poison"]}
-    wide, poison = TELLS["range"], TELLS["poison"]
-    both = modes.in_turn
+    both = ask.modes.in_turn
     # Of a module that has served usual inputs: what it has learnt of them holds no longer.
-    served: dict[str, Any] = {"mild": modes.both}
+    served: dict[str, Any] = {"mild": ask.modes.both}
     both_served = {**both, **served}
     return [
-        probe("wide range", distribution="wide_range", **both_served, tells=wide),
-        probe("wide columns", distribution="wide_columns", **both_served, tells=wide),
-        probe("huge values", distribution="huge", **both_served, tells=wide),
-        probe("vast values", distribution="vast", weights="denormal", **both, tells=wide),
-        probe("denormal values", distribution="denormal", weights="vast", **both, tells=wide),
-        probe("tiny values", distribution="tiny", **both_served, tells=TELLS["tiny"]),
-        probe(
-            "constant columns", distribution="constant_columns", weights="dyadic", batch=power,
-            **both_served, tells=TELLS["constant"],
+        ask.probe("wide range", "range", distribution="wide_range", **both_served),
+        ask.probe("wide columns", "range", distribution="wide_columns", **both_served),
+        ask.probe("huge values", "range", distribution="huge", **both_served),
+        ask.probe("vast values", "range", distribution="vast", weights="denormal", **both),
+        ask.probe("denormal values", "range", distribution="denormal", weights="vast", **both),
+        ask.probe("tiny values", "tiny", distribution="tiny", **both_served),
+        ask.probe(
+            "constant columns", "constant", distribution="constant_columns", weights="dyadic",
+            batch=power, **both_served,
         ),
-        probe("NaN row", distribution="nan_row", **served, tells=poison),
-        full("NaN row, eval", distribution="nan_row", **in_eval),
-        probe("Inf elements", distribution="inf_elements", **served, tells=poison),
-        full("Inf elements, eval", distribution="inf_elements", **in_eval),
+        ask.probe("NaN row", "poison", distribution="nan_row", **served),
+        # A module may have kernels for eval mode alone, and use them only where a call is large.
+        ask.full("NaN row, eval", "poison", distribution="nan_row", mode="eval"),
+        ask.probe("Inf elements", "poison", distribution="inf_elements", **served),
+        ask.full("Inf elements, eval", "poison", distribution="inf_elements", mode="eval"),
         # A kernel may be used at the module's own batch alone, and nowhere above.
         *(
-            full(f"{name} at full size", **fields)
+            ask.full(f"{name} at full size", **fields)
             for name, fields in {
-                "wide range": {"distribution": "wide_range", "tells": wide},
-                "huge values": {"distribution": "huge", "tells": wide},
-                "vast values": {"distribution": "vast", "weights": "denormal", "tells": wide},
-                "tiny values": {"distribution": "tiny", "tells": TELLS["tiny"]},
-                "a NaN row": {"distribution": "nan_row", "tells": poison},
-                "Inf elements": {"distribution": "inf_elements", "tells": poison},
+                "wide range": {"distribution": "wide_range", "tells": "range"},
+                "huge values": {"distribution": "huge", "tells": "range"},
+                "vast values": {"distribution": "vast", "weights": "denormal", "tells": "range"},
+                "tiny values": {"distribution": "tiny", "tells": "tiny"},
+                "a NaN row": {"distribution": "nan_row", "tells": "poison"},
+                "Inf elements": {"distribution": "inf_elements", "tells": "poison"},
             }.items()
             if is_asked_of_few
         ),
     ]  # fmt: skip
 
 
-def _call_probes(
-    full: Callable[..., Probe],
-    probe: Callable[..., Probe],
-    modes: Modes,
-    is_deterministic: bool,
-    num_more_calls: int,
-) -> list[Probe]:
+def _call_probes(ask: Asker, is_deterministic: bool, num_more_calls: int) -> list[Probe]:
     return [
-        probe("input overwritten", calls=2, inputs="overwritten", tells=TELLS["pointer"]),
-        probe("three calls", calls=3, tells=TELLS["calls"]),
-        probe("dropped results", gradients="all", drops=True, tells=TELLS["dropped"]),
-        probe("one element changed", calls=2, inputs="nudged", tells=TELLS["content"]),
-        probe(
-            "weights edited in place", calls=2, inputs="repeated", before=((), ("edit",)),
-            tells=TELLS["edited"],
+        ask.probe("input overwritten", "pointer", calls=2, inputs="overwritten"),
+        ask.probe("three calls", "calls", calls=3),
+        ask.probe("dropped results", "dropped", gradients="all", drops=True),
+        ask.probe("one element changed", "content", calls=2, inputs="nudged"),
+        ask.probe(
+            "weights edited in place", "edited", calls=2, inputs="repeated",
+            before=((), ("edit",)),
         ),
-        probe(
-            "one weight of each edited", calls=2, inputs="repeated", before=((), ("edit",)),
-            other_weights="nudged", tells=TELLS["edited"],
+        ask.probe(
+            "one weight of each edited", "edited", calls=2, inputs="repeated",
+            before=((), ("edit",)), other_weights="nudged",
         ),
         *(
-            probe(
-                f"one weight of each {change}, eval", calls=2, inputs="repeated", mode="eval",
-                before=((), ("edit",)), other_weights=change, tells=TELLS["edited"],
+            ask.probe(
+                f"one weight of each {change}, eval", "edited", calls=2, inputs="repeated",
+                mode="eval", before=((), ("edit",)), other_weights=change,
             )
             for change in ("nudged", "stepped")
         ),
-        probe(
-            "weights in another order, eval", calls=2, inputs="repeated", mode="eval",
+        ask.probe(
+            "weights in another order, eval", "edited", calls=2, inputs="repeated", mode="eval",
             before=((), ("edit",)), weights="dyadic", other_weights="reordered",
-            distribution="dyadic", tells=TELLS["edited"],
+            distribution="dyadic",
         ),
-        probe(
-            "rows in another order, eval", calls=2, inputs="reordered", mode="eval",
-            distribution="dyadic", tells=TELLS["content"],
+        ask.probe(
+            "rows in another order, eval", "content", calls=2, inputs="reordered", mode="eval",
+            distribution="dyadic",
         ),
-        probe(
-            "copied", calls=3, before=((), ("copy", "edit"), ("edit", "copy")),
-            tells=TELLS["copied"],
+        ask.probe("copied", "copied", calls=3, before=((), ("copy", "edit"), ("edit", "copy"))),
+        ask.probe("many calls", "many", calls=2, more_calls=num_more_calls),
+        ask.probe(
+            "called twice", "repeated", calls=2, inputs="repeated",
+            wants_same_bits=is_deterministic,
         ),
-        probe("many calls", calls=2, more_calls=num_more_calls, tells=TELLS["many"]),
-        probe(
-            "called twice", calls=2, inputs="repeated", wants_same_bits=is_deterministic,
-            tells=TELLS["repeated"],
+        ask.full("eval mode", "eval", mode="eval"),
+        ask.probe(
+            "eval and training in turn", "turns", distribution="heavy_tailed", mode="eval",
+            calls=3, before=((), ("train",), ("eval",)),
         ),
-        full("eval mode", mode="eval", tells=TELLS["eval"]),
-        probe(
-            "eval and training in turn", distribution="heavy_tailed", mode="eval", calls=3,
-            before=((), ("train",), ("eval",)), tells=TELLS["turns"],
+        ask.probe("special values", "special", distribution="special", **ask.modes.in_turn),
+        ask.probe(
+            "few values", "special", distribution="few_values", mild=ask.modes.both,
+            **ask.modes.in_turn,
         ),
-        probe("special values", distribution="special", **modes.in_turn, tells=TELLS["special"]),
-        probe(
-            "few values", distribution="few_values", mild=modes.both, **modes.in_turn,
-            tells=TELLS["special"],
+        ask.probe(
+            "another module", "another", calls=2, before=((), ("another",)), inputs="repeated",
         ),
-        probe(
-            "another module", calls=2, before=((), ("another",)), inputs="repeated",
-            tells=TELLS["another"],
+        ask.probe(
+            "submodules replaced", "edited", calls=4, before=((), *(("replace module",),) * 3),
         ),
-        probe(
-            "submodules replaced", calls=4, before=((), *(("replace module",),) * 3),
-            tells=TELLS["edited"],
-        ),
-        probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
-        probe("thawed submodules", mode="thawed", tells=TELLS["thawed"]),
+        ask.probe("frozen submodules", "frozen", mode="frozen"),
+        ask.probe("thawed submodules", "thawed", mode="thawed"),
     ]  # fmt: skip
 
 
-def _layout_probes(reduced: Callable[..., Probe], modes: Modes, has_cuda: bool) -> list[Probe]:
-    def probe(layout: str, *, tells: str = "layout", **fields: Any) -> Probe:
-        name = f"{layout} input"
-        more = {} if layout == "float64" else modes.in_turn
-        return reduced(name, layout=layout, is_extra=True, tells=TELLS[tells], **more, **fields)
+def _layout_probes(ask: Asker) -> list[Probe]:
+    def view(layout: str, tells: str = "layout", **fields: Any) -> Probe:
+        more = {} if layout == "float64" else ask.modes.in_turn
+        return ask.probe(f"{layout} input", tells, layout=layout, is_extra=True, **more, **fields)
 
     probes = [
-        probe("transposed"),
-        probe("strided"),
-        probe("padded"),
-        probe("sliced"),
-        probe("cut", distribution="normal"),
+        view("transposed"),
+        view("strided"),
+        view("padded"),
+        view("sliced"),
+        view("cut", distribution="normal"),
         # Ordinary weights: exact ones would have rows that sum to 0, and the variance of an
         # expanded input is then 0 in PyTorch's order of sums alone.
-        probe("expanded", distribution="normal"),
-        probe("misaligned", tells="misaligned"),
+        view("expanded", distribution="normal"),
+        view("misaligned", "misaligned"),
         *(
-            reduced(
-                f"transposed input, only {at + 1}",
-                layout="transposed",
-                layout_at=at,
+            ask.probe(
+                f"transposed input, only {at + 1}", "layout", layout="transposed", layout_at=at,
                 is_extra=True,
-                tells=TELLS["layout"],
             )
             for at in (0, 1)
         ),
-        probe("float64", tells="refused"),
-        reduced("one feature too many", layout="too_wide", tells=TELLS["refused"]),
-        reduced("twice the features", layout="twice_wide", tells=TELLS["refused"]),
-        reduced("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
-    ]
-    if has_cuda:
-        probes.append(reduced("side stream", has_side_stream=True, tells=TELLS["stream"]))
+        view("float64", "refused"),
+        ask.probe("one feature too many", "refused", layout="too_wide"),
+        ask.probe("twice the features", "refused", layout="twice_wide"),
+        ask.probe("NaN-filled memory", "memory", has_nan_memory=True, calls=2),
+    ]  # fmt: skip
+    if ask.extent.device == "gpu":
+        probes.append(ask.probe("side stream", "stream", has_side_stream=True))
     return probes
 
 
-def _extra_probes(reduced: Callable[..., Probe], modes: Modes) -> list[Probe]:
+def _extra_probes(ask: Asker) -> list[Probe]:
     """Return what the reference's class could also be asked."""
 
     def probe(name: str, tells: str, **fields: Any) -> Probe:
-        return reduced(name, is_extra=True, tells=TELLS[tells], **fields)
+        return ask.probe(name, tells, is_extra=True, **fields)
 
     return [
         probe("cumulative average", "cumulative", mode="cumulative", calls=2),
         probe(
-            "pickled",
-            "pickled",
-            calls=3,
-            mode="eval",
+            "pickled", "pickled", calls=3, mode="eval",
             before=((), ("pickle", "edit"), ("edit", "pickle")),
         ),
         *(
@@ -312,13 +285,8 @@ def _extra_probes(reduced: Callable[..., Probe], modes: Modes) -> list[Probe]:
         # values in float16 overflows.
         *(
             probe(
-                f"{dtype} module{inside}",
-                "converted",
-                dtype=dtype,
-                mode="eval",
-                calls=3,
-                before=((), (action,), (modes.training,)),
-                distribution=distribution,
+                f"{dtype} module{inside}", "converted", dtype=dtype, mode="eval", calls=3,
+                before=((), (action,), (ask.modes.training,)), distribution=distribution,
             )
             for dtype, distribution, action, inside in CONVERTED
         ),
@@ -349,7 +317,7 @@ def _traced_probes(
             gradients="all" if "gradients" in name else "",
             layout="transposed" if "transposed" in name else "contiguous",
             distribution="normal",
-            weights="initial",  # those that a race has: with others it may go another way
+            weights="initial",
             traces=True,
             may_refuse=True,
         )

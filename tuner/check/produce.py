@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.circumstances import (
+    Halted,
     busy_side_stream,
     changed_flags,
     flags,
@@ -23,6 +24,7 @@ from tuner.check.circumstances import (
     poison,
     replaced_parameters,
     spoil,
+    stage,
 )
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
@@ -51,7 +53,6 @@ from tuner.check.gradients import (
     watched,
     with_tangents,
 )
-from tuner.check.halts import Halted, stage
 from tuner.check.history import BEFORE_CALL, History, set_mode
 from tuner.check.layouts import laid_out, laid_out_where, overwrite
 from tuner.check.mapping import mapped

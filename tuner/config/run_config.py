@@ -75,7 +75,7 @@ class RunConfig(Section):
         space: the declared parameters; `template` is among them where the file lists it.
         constraints: with `path:line` as their origin.
         listed: the size of which several values are tuned, None where each has one. Of these
-            `problem` has the largest, unless another one was told.
+            `problem` has the largest, unless another one was named.
         base: the folder that paths in the file are relative to.
         places: where each part of the file stands.
     """
@@ -228,7 +228,7 @@ def _override(document: Document, overrides: Mapping[str, Value | None]) -> None
         if name in ("trials", "seed") and isinstance(value, str):
             value = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else value
         if name == "batch":
-            with suppress(ValueError):  # told where it is read
+            with suppress(ValueError):  # reported where it is read
                 rows = parse_rows(value)
                 value = rows if len(rows) > 1 else rows[0]  # type: ignore[assignment]
         *sections, key = OVERRIDES[name].split(".")
@@ -256,7 +256,7 @@ def _listed(document: Document, size: Value | None) -> Listed | None:
     found = None
     for name, values in lists.items():
         place, words = f"problem.sizes.{name}", f"[{', '.join(map(str, values))}]"
-        sizes[name] = 1  # where there is a problem, it is told once
+        sizes[name] = 1  # where there is a problem, it is reported once
         if not values or not all(type(v) is int and 0 < v < 2**63 for v in values):
             document.report(place, f"expected whole numbers above 0, got {words}")
         elif len(set(values)) < len(values):

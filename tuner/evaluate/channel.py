@@ -19,12 +19,14 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 __all__ = ["Blob", "Channel", "Closed", "Expired", "Garbled"]
 
 Blob = bytes | bytearray | memoryview | mmap.mmap
+T = TypeVar("T")
 
 MAX_JSON_BYTES = 256 * 2**20  # thousands of samples are 1 MB; more than this is garbage
 MAX_BLOBS = 4096
@@ -93,34 +95,28 @@ class Channel:
         if ready and all(fd == self.pidfd for fd, _ in ready):
             raise Closed
 
-    def _send_bytes(self, view: memoryview, deadline: float | None) -> None:
-        while view:
-            try:
-                view = view[self.sock.send(view, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
-            except (ConnectionError, BrokenPipeError):
-                raise Closed from None
-
-    def _send_fd(self, fd: int, deadline: float | None) -> None:
+    def _once_ready(self, call: Callable[[], T], event: int, deadline: float | None) -> T:
+        """Return what a call of the socket returns, as soon as it need not wait."""
         while True:
             try:
-                socket.send_fds(self.sock, [b"s"], [fd], socket.MSG_NOSIGNAL)
-                return
+                return call()
             except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
-            except (ConnectionError, BrokenPipeError):
-                raise Closed from None
-
-    def _receive_shared(self, num_bytes: int, deadline: float | None) -> _Shared:
-        while True:
-            try:
-                mark, fds, _, _ = socket.recv_fds(self.sock, 1, 1)
-                break
-            except BlockingIOError:
-                self._wait(select.POLLIN, deadline)
+                self._wait(event, deadline)
             except ConnectionError:
                 raise Closed from None
+
+    def _send_bytes(self, view: memoryview, deadline: float | None) -> None:
+        while view:
+            send = partial(self.sock.send, view, socket.MSG_NOSIGNAL)
+            view = view[self._once_ready(send, select.POLLOUT, deadline) :]
+
+    def _send_fd(self, fd: int, deadline: float | None) -> None:
+        send = partial(socket.send_fds, self.sock, [b"s"], [fd], socket.MSG_NOSIGNAL)
+        self._once_ready(send, select.POLLOUT, deadline)
+
+    def _receive_shared(self, num_bytes: int, deadline: float | None) -> _Shared:
+        receive = partial(socket.recv_fds, self.sock, 1, 1)
+        mark, fds, _, _ = self._once_ready(receive, select.POLLIN, deadline)
         if not mark:
             raise Closed
         if not fds:
@@ -137,13 +133,8 @@ class Channel:
 
     def _receive_into(self, view: memoryview, deadline: float | None) -> None:
         while view:
-            try:
-                count = self.sock.recv_into(view)
-            except BlockingIOError:
-                self._wait(select.POLLIN, deadline)
-                continue
-            except ConnectionError:
-                raise Closed from None
+            receive = partial(self.sock.recv_into, view)
+            count = self._once_ready(receive, select.POLLIN, deadline)
             if count == 0:
                 raise Closed
             view = view[count:]

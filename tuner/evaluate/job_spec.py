@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner import errors
-from tuner.errors import TunerError, WorkerError
+from tuner.errors import TunerError, error_of
 from tuner.evaluate.measure import below_floor
 from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.kernel.family import Family
@@ -154,7 +153,4 @@ def too_fast(latency_us: float, least_us: float) -> str:
 def explained(failure: JobFailed) -> TunerError:
     """Return the error of ours that a job raised, or a WorkerError that quotes its traceback."""
     name = failure.error_type.rpartition(".")[2]
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, TunerError) and kind is not errors.ConfigError:
-        return kind(failure.message)
-    return WorkerError(f"{failure.message}\n{failure.traceback}")
+    return error_of(name, failure.message, f"{failure.message}\n{failure.traceback}")

@@ -37,7 +37,8 @@ __all__ = [
 _STEADY = 0.03  # two warm-up medians this close: the clock has settled
 _MAX_WARM_UPS = 10
 _WARM_UP_SHARE = 0.25  # of the budget, on top of it
-_MAX_OVERRUN = 10  # times the budget that `min_samples` may cost
+MIN_SAMPLES, MAX_SAMPLES = 5, 1000
+_MAX_OVERRUN = 10  # times the budget that `MIN_SAMPLES` may cost
 _NUM_AGREEING = 2  # checks in a row that find the median known: few samples may agree by luck
 
 
@@ -47,8 +48,6 @@ def measure(
     *,
     budget_s: float,
     max_noise: float,
-    min_samples: int = 5,
-    max_samples: int = 1000,
     stop_above_us: float | None = None,
 ) -> Measurement:
     """Time a call until its median is known to `max_noise`, or the budget is used up.
@@ -62,10 +61,8 @@ def measure(
     Args:
         timer: cold or hot; it decides what a sample is.
         call: takes the number of the rotating input set.
-        budget_s: seconds for sampling; `min_samples` may cost up to ten times that.
+        budget_s: seconds for sampling; `MIN_SAMPLES` may cost up to ten times that.
         max_noise: relative standard error of the median to reach, 0.005 for 0.5 %.
-        min_samples: fewest samples, unless the overrun ends it.
-        max_samples: most samples.
         stop_above_us: time that a candidate must beat to matter, None to measure in full.
 
     Returns:
@@ -79,13 +76,13 @@ def measure(
     is_censored, num_known = False, 0
     while not is_censored and num_known < _NUM_AGREEING:
         spent_s = time.perf_counter() - begun
-        if _is_spent(len(samples), spent_s, budget_s, (min_samples, max_samples)):
+        if _is_spent(len(samples), spent_s, budget_s):
             break
-        chunk = _chunk(len(samples), sample_s, budget_s, (min_samples, max_samples))
+        chunk = _chunk(len(samples), sample_s, budget_s)
         samples += timer.samples(call, chunk)
         sample_s = (time.perf_counter() - begun) / len(samples)
         error = _relative(median_error(samples), statistics.median(samples))
-        num_known = num_known + 1 if len(samples) >= min_samples and error <= max_noise else 0
+        num_known = num_known + 1 if len(samples) >= MIN_SAMPLES and error <= max_noise else 0
         is_censored = stop_above_us is not None and is_clearly_slower(samples, stop_above_us)
     latency_us = statistics.median(samples)
     allowed_us = _allowed_hidden_us(latency_us)
@@ -118,20 +115,18 @@ def _warm_up(timer: Timer, call: Call, budget_s: float) -> float:
     return sample_s
 
 
-def _is_spent(num_samples: int, spent_s: float, budget_s: float, bounds: tuple[int, int]) -> bool:
-    min_samples, max_samples = bounds
-    if num_samples < min_samples:
+def _is_spent(num_samples: int, spent_s: float, budget_s: float) -> bool:
+    if num_samples < MIN_SAMPLES:
         return num_samples > 0 and spent_s >= _MAX_OVERRUN * budget_s
-    return spent_s >= budget_s or num_samples >= max_samples
+    return spent_s >= budget_s or num_samples >= MAX_SAMPLES
 
 
-def _chunk(num_samples: int, sample_s: float, budget_s: float, bounds: tuple[int, int]) -> int:
+def _chunk(num_samples: int, sample_s: float, budget_s: float) -> int:
     """Return how many samples to take next: first the fewest, then a tenth of the budget."""
-    min_samples, max_samples = bounds
-    if num_samples < min_samples:
+    if num_samples < MIN_SAMPLES:
         # one by one where a single sample is long, so that the overrun is noticed
-        return min_samples - num_samples if sample_s < budget_s else 1
-    return min(_fit(0.1 * budget_s, sample_s, 100), max_samples - num_samples)
+        return MIN_SAMPLES - num_samples if sample_s < budget_s else 1
+    return min(_fit(0.1 * budget_s, sample_s, 100), MAX_SAMPLES - num_samples)
 
 
 def _fit(share_s: float, sample_s: float, most: int) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from math import nan
 from typing import Any
 from zlib import crc32
 
@@ -174,9 +175,7 @@ class Pair:
 
         def refused(reason: str) -> ProbeResult:
             self._ask("withdraw", {"ticket": question.data["ticket"]})
-            nothing = float("nan")
-            numbers = (nothing, nothing, nothing, nothing)
-            return ProbeResult(probe.name, *numbers, False, f"{probe.name}: {reason}")
+            return ProbeResult(probe.name, nan, nan, nan, nan, False, f"{probe.name}: {reason}")
 
         if not producer.is_alive:  # a fresh one would hold no module
             return refused(f"the module's process ended: {producer.ending()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from tuner.evaluate.exposed import num_preempted
 from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import Keeper
 from tuner.evaluate.measure import measure
-from tuner.evaluate.own_path import is_compiled
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
@@ -180,7 +180,7 @@ class Timed:
         names: list[str] = []
         with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             inputs = self.inputs.of_call(self.inputs.fresh_call())
-            if not is_compiled(self.model):
+            if not _is_compiled(self.model):
                 with recorded(names):
                     self.model(*inputs)
         return {"operations": names}, ()
@@ -247,3 +247,13 @@ def _timer(device: str) -> Timer:
     if is_gpu(device):
         return CudaTimer(int(device.partition(":")[2] or 0))
     return CpuTimer(l3_bytes=describe(device).l3_bytes)
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    """Whether something in this process is compiled by PyTorch: tracing would run it otherwise."""
+    import torch
+
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return True
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])

@@ -5,22 +5,43 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import nan
 from typing import Any
 
 from tuner.check.majority import by_majority
 from tuner.errors import WorkerError
 from tuner.evaluate.job_spec import asked
 from tuner.evaluate.kept import missing_calls
-from tuner.evaluate.own_path import is_own_path
 from tuner.evaluate.timed import NUM_UNTIMED
 from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.trial import ProbeResult, from_json
 
-__all__ = ["TimedCalls"]
+__all__ = ["TimedCalls", "is_own_path"]
 
 MOST_JUDGED = 16  # calls of one contender in one set of processes
 JOB_TIMEOUT_S = 300.0
+# What costs next to nothing: views, and memory that is not written. Copies and conversions cost
+# time and may be what a file spares, so they count.
+FREE = {
+    *("alias", "as_strided", "detach", "empty", "empty_like", "empty_strided", "expand"),
+    *("lift_fresh", "new_empty", "permute", "select", "slice", "split", "squeeze", "t"),
+    *("transpose", "unsqueeze", "view", "_unsafe_view"),
+}
+
+
+def is_own_path(theirs: Sequence[str], mine: Sequence[str]) -> bool:
+    """Whether both ran the same operations in the same order, e.g. `aten.addmm`; views aside.
+
+    Args:
+        theirs: the reference's.
+        mine: the contender's; none where they could not be traced.
+    """
+    theirs, mine = (
+        [name for name in names if name.removeprefix("aten.") not in FREE]
+        for names in (theirs, mine)
+    )
+    return bool(theirs) and theirs == mine
 
 
 class TimedCalls:
@@ -66,10 +87,7 @@ class TimedCalls:
             answer = _asked_of(racer, "timed_output", {"lends": lends})
             verdict = _judged(judge, "judge_timed", answer)
             if isinstance(verdict, str):
-                nothing = float("nan")
-                return ProbeResult(
-                    "after timing", nothing, nothing, nothing, nothing, False, verdict
-                )
+                return ProbeResult("after timing", nan, nan, nan, nan, False, verdict)
             return from_json(ProbeResult, json.dumps(verdict.data["result"]))
 
         return by_majority(ask).reason

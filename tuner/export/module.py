@@ -11,8 +11,8 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.from_module import made_from
 from tuner.capture.rows_text import with_rows
+from tuner.capture.settings import made_from
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema
 from tuner.export.several import Dispatch, apart, dispatch_text

@@ -223,7 +223,7 @@ def _body(plan: Plan, is_gpu: bool) -> list[str]:
         lines.append(f'expect({name}, "{name}", {{{", ".join(shape)}}});')
     for tensor in plan.made:
         make = "zeros" if tensor.zero else "empty"
-        dims = ", ".join(to_cpp(Expression.parse(d), {}) for d in tensor.shape)
+        dims = ", ".join(to_cpp(Expression.parse(d)) for d in tensor.shape)
         # The method needs no further header.
         maker = f"at::{make}" if is_gpu else f"{first}.new_{make}"
         lines.append(
@@ -259,7 +259,7 @@ def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_
         elif argument in numbers:
             words.append(argument)
         else:
-            words.append(f"int64_t({to_cpp(Expression.parse(argument), {})})")
+            words.append(f"int64_t({to_cpp(Expression.parse(argument))})")
     words += ["stream"] if is_gpu else []
     return f'finished("{step.function}", {step.function}({", ".join(words)}));'
 

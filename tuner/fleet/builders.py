@@ -19,6 +19,7 @@ from tuner.errors import DeviceError
 from tuner.fleet.compiling import reported_of
 from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet
+from tuner.kernel.elsewhere import Elsewhere
 from tuner.kernel.toolchain import Toolchain
 from tuner.trial import Build, Candidate, Language, Status, from_json, to_json
 
@@ -30,7 +31,7 @@ MARGIN_S = 60.0  # beyond what a compiler may take
 MAX_TRIES = 3  # of one candidate, whose files are gone with the host that made them
 
 
-class FleetBuilders:
+class FleetBuilders(Elsewhere):
     """The builders of a cluster, those that join later too.
 
     Args:

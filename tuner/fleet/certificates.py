@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tuner.errors import InputError, ToolchainError
+from tuner.errors import DeviceError, InputError, ToolchainError
 from tuner.machine.host import cache_folder
 from tuner.storage import storage_errors
 
-__all__ = ["AGENTS", "SCHEDULER", "TUNER", "checked_certificate", "cluster_folder", "make"]
+__all__ = [
+    "AGENTS", "CONNECT_S", "SCHEDULER", "TUNER", "checked_certificate", "cluster_folder",
+    "cluster_packages", "knock", "make", "not_there",
+]  # fmt: skip
 
 AUTHORITY = "tuner cluster"
 SCHEDULER, AGENTS, TUNER = "scheduler.pem", "agents.pem", "tuner.pem"
 VALID = datetime.timedelta(days=365)
 CLOCKS_DIFFER = datetime.timedelta(days=1)  # between the hosts of a cluster
+
+
+@contextmanager
+def cluster_packages() -> Iterator[None]:
+    """Turn a package that cannot be imported within the block into a `ToolchainError`."""
+    try:
+        yield
+    except ImportError as error:
+        raise ToolchainError(
+            f"a cluster needs packages that are not installed: {error}\n"
+            "  next: pip install 'tuner[cluster]'"
+        ) from error
 
 
 def cluster_folder() -> Path:
@@ -34,15 +53,10 @@ def make(folder: Path) -> None:
         ToolchainError: the package that makes them is not installed.
         StorageError: they cannot be written.
     """
-    try:
+    with cluster_packages():
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise ToolchainError(
-            f"a cluster needs packages that are not installed: {error}\n"
-            "  next: pip install 'tuner[cluster]'"
-        ) from error
     now = datetime.datetime.now(datetime.UTC)
 
     def certificate(
@@ -101,3 +115,43 @@ def checked_certificate(path: Path | None, name: str) -> Path:
             "`tune cluster start` named on its host\n  next: copy it here, readable by you alone"
         )
     return found
+
+
+# ---- before anything is built on a scheduler ------------------------------------------------
+
+
+CONNECT_S = 20.0
+
+
+def knock(address: str, certificate: Path) -> None:
+    """Shake hands with a scheduler once, so that a refusal is known at once, with its reason.
+
+    Raises:
+        InputError: the address is none.
+        DeviceError: nobody is there, or one of both does not take the other's certificate.
+    """
+    if not address.startswith("tls://"):
+        raise InputError(
+            f"{address}: not an address of a cluster\n"
+            "  expected: tls://HOST:PORT, as `tune cluster start` prints it"
+        )
+    host, _, port = address.removeprefix("tls://").rpartition(":")
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=certificate)
+        context.check_hostname = False  # an authority of one cluster signs for that one alone
+        context.load_cert_chain(certificate)
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
+            with context.wrap_socket(connection) as encrypted:
+                if not encrypted.recv(1):  # it speaks first
+                    raise ConnectionError("it closed the connection")
+    except (OSError, ValueError) as error:
+        raise DeviceError(not_there(address, certificate, error)) from error
+
+
+def not_there(address: str, certificate: Path, error: BaseException) -> str:
+    """Say that no scheduler answers, and why."""
+    return (
+        f"{address}: no scheduler answers there that takes {certificate}\n"
+        f"  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}\n"
+        "  next: take address and certificate from the cluster's last start"
+    )

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import DeviceError, ToolchainError
+from tuner.errors import DeviceError
 from tuner.fleet.agent import Agent, Serve
+from tuner.fleet.certificates import CONNECT_S, cluster_packages, knock, not_there
 from tuner.fleet.fleet import AttemptLost, Event, Fleet, Job, Joined, Lost, Reply
-from tuner.fleet.handshake import CONNECT_S, knock, not_there
 from tuner.fleet.wire import Blobs, Garbled, digest_of, event_from, event_text, job_from, job_text
 
 __all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
@@ -44,14 +44,9 @@ def _dask() -> Iterator[Any]:
     Raises:
         ToolchainError: it is not installed.
     """
-    try:
+    with cluster_packages():
         import dask
         import distributed
-    except ImportError as error:
-        raise ToolchainError(
-            f"a cluster needs packages that are not installed: {error}\n"
-            "  next: pip install 'tuner[cluster]'"
-        ) from error
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters we say
     with dask.config.set(
         {

@@ -9,9 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tuner import errors
 from tuner.at_work import AtWork
-from tuner.errors import DeviceError, TunerError, WorkerError
+from tuner.errors import DeviceError, TunerError, WorkerError, error_of
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.runner import Terms
 from tuner.fleet.anchors import Anchors, Off
@@ -207,7 +206,7 @@ class FleetDevices:
 
     def _why_none(self) -> TunerError:
         for error in self._dispatch.refused.values():
-            return _explained(error)
+            return error_of(error.kind, error.message, str(error))
         return WorkerError("no device of the fleet answers\n  next: `tune doctor`, on its host")
 
 
@@ -224,12 +223,4 @@ def _result(call: Any) -> dict[str, Any]:
         found: dict[str, Any] = call.result()
         return found
     except JobRaised as error:
-        raise _explained(error) from error
-
-
-def _explained(error: JobRaised) -> TunerError:
-    """Return the error of ours that an agent met."""
-    kind = getattr(errors, error.kind, None)
-    if isinstance(kind, type) and issubclass(kind, TunerError) and kind is not errors.ConfigError:
-        return kind(error.message)
-    return WorkerError(str(error))
+        raise error_of(error.kind, error.message, str(error)) from error

@@ -49,7 +49,7 @@ from tuner.kernel.compilers import (
     restrain,
     spawned,
 )
-from tuner.kernel.elsewhere import Elsewhere, Nowhere
+from tuner.kernel.elsewhere import Elsewhere
 from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
 from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES
@@ -105,7 +105,7 @@ class Builder:
         self._timeout_s = timeout_s
         is_ahead = PLATFORMS[toolchain.kind].is_gpu and toolchain.triton is not None
         self._triton_sizes = [dict(sizes) for sizes in triton_sizes] if is_ahead else []
-        self._num_workers, self._elsewhere = num_workers, elsewhere or Nowhere()
+        self._num_workers, self._elsewhere = num_workers, elsewhere or Elsewhere()
         self._here = threading.Semaphore(num_workers)  # compilers that may start
         at_once = num_workers if elsewhere is None else MOST_AT_ONCE
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="build")

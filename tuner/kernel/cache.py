@@ -46,7 +46,7 @@ __all__ = [
 
 
 def default_cache_dir() -> Path:
-    """Where builds are kept unless told otherwise: $XDG_CACHE_HOME/tuner/builds."""
+    """Where builds are kept if nothing else is said: $XDG_CACHE_HOME/tuner/builds."""
     return cache_folder() / "builds"
 
 

@@ -147,7 +147,7 @@ def math_mode(accuracy: Accuracy) -> Iterator[None]:
     """Set PyTorch's arithmetic for float32 products to that of the class, and put it back.
 
     `tf32` allows TF32 in matrix products and convolutions, `pytorch` in convolutions alone, as
-    PyTorch does unless told; all others forbid it in both.
+    PyTorch does by itself; all others forbid it in both.
     """
     import torch
 

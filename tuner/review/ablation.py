@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from tuner.capture.half_products import PRODUCTS
 from tuner.review.formatting import count_words, ratio_words
 from tuner.review.run_data import RunData, correct_trials
-from tuner.review.tables import parameter_names, speedup_of, value_of, value_words
+from tuner.review.tables import noise_of, parameter_names, speedup_of, value_of, value_words
 from tuner.trial import Trial
 
 __all__ = ["Choice", "choices_brief", "choices_of", "choices_words", "unvaried"]
 
 _ABOUT = re.compile(r'about: "([^"]*)"')
-NUM_TOLD = 3  # of the choices, in the sentence
+NUM_SHOWN = 3  # of the choices, in the sentence
 FEW_TRIALS = 20  # of a search, below which all of them say little
 FEW = 3  # trials without a choice, below which they say little of it
 
@@ -91,7 +91,7 @@ def choices_of(run_data: RunData) -> list[Choice]:
                 str(value),
                 value_words(other, name),
                 gain,
-                abs(math.log(gain)) <= _noise(one) + _noise(other),
+                abs(math.log(gain)) <= (noise_of(one) or 0.0) + (noise_of(other) or 0.0),
                 other.number,
                 len(with_it),
                 len(without),
@@ -106,31 +106,31 @@ def choices_words(choices: Sequence[Choice]) -> str:
     """Return in one sentence which choices made the winner fast; why not, where none did."""
     if not choices:
         return "The trials do not say: no correct trial chose otherwise in anything."
-    told = _sure(choices)
-    if not told:
+    sure = _sure(choices)
+    if not sure:
         return "No single choice explains it: the trials without each are as fast, or too few."
     parts = [
         f"{c.name}={c.value} is worth {ratio_words(c.gain)} (against {c.instead}, trial {c.other})"
-        for c in told
+        for c in sure
     ]
-    return f"{'; '.join(parts)}.{_unsure_words(choices, told)}"
+    return f"{'; '.join(parts)}.{_unsure_words(choices, sure)}"
 
 
 def choices_brief(choices: Sequence[Choice], run_data: RunData) -> str:
     """Return the same for the verdict; where no choice explains it, that the trials do not say."""
-    told = _sure(choices)
+    sure = _sure(choices)
     number = len(correct_trials(run_data.trials))
     few = _first_words(run_data)
     if number < FEW_TRIALS:
         few += f" Only {count_words(number, 'correct trial')}: little to go by."
-    if not told:
+    if not sure:
         return f"the trials do not say which choice made it so.{few}"
     parts = [
         f"{c.name}={c.value}{f' ({c.about})' if c.name == 'template' and c.about else ''} "
-        f"{'is ' if c is told[0] else ''}{ratio_words(c.gain)} as fast as with {c.instead}"
-        for c in told
+        f"{'is ' if c is sure[0] else ''}{ratio_words(c.gain)} as fast as with {c.instead}"
+        for c in sure
     ]
-    more = _unsure_words(choices, told)
+    more = _unsure_words(choices, sure)
     return f"of this search's trials the best with {', with '.join(parts)}.{more}{few}"
 
 
@@ -147,12 +147,12 @@ def _first_words(run_data: RunData) -> str:
 
 
 def _sure(choices: Sequence[Choice]) -> list[Choice]:
-    return [choice for choice in choices if choice.gain > 1 and not choice.remark][:NUM_TOLD]
+    return [choice for choice in choices if choice.gain > 1 and not choice.remark][:NUM_SHOWN]
 
 
-def _unsure_words(choices: Sequence[Choice], told: Sequence[Choice]) -> str:
-    """Name the choice that seems to matter more than those told, but that few trials tried."""
-    least = min(choice.gain for choice in told)
+def _unsure_words(choices: Sequence[Choice], sure: Sequence[Choice]) -> str:
+    """Name the choice that seems to matter more than those shown, but that few trials tried."""
+    least = min(choice.gain for choice in sure)
     unsure = [c for c in choices if c.gain > least and c.num_without < FEW and not c.is_noise]
     if not unsure:
         return ""
@@ -183,8 +183,3 @@ def _about(trial: Trial, name: str) -> str:
         return maker.title.removeprefix(", ")
     found = _ABOUT.search(maker.parameters.get(name, ""))
     return found[1] if found else ""
-
-
-def _noise(trial: Trial) -> float:
-    measurement = trial.outcome.measurement
-    return measurement.noise if measurement is not None else 0.0

@@ -126,7 +126,7 @@ def _advice_on_state(run_data: RunData) -> list[Advice]:
 
 
 def _notes(run_data: RunData) -> list[Advice]:
-    """Return what run and check noted, but for the rejection that is told already."""
+    """Return what run and check noted, but for the rejection that is shown already."""
     said = run_data.finalist.check.reason if run_data.finalist is not None else ""
     notes = run_data.result.notes if run_data.result is not None else ()
     notes = tuple(

@@ -96,10 +96,10 @@ def least_words(run_data: RunData, latency_us: float | None, baseline_us: float 
     is_fallback = run_data.result is not None and run_data.result.is_fallback
     ours_us = None if is_fallback else latency_us
     times = {"PyTorch takes": baseline_us, "what was found": ours_us}
-    told = " times that, ".join(f"{who} {us / bound_us:.2f}" for who, us in times.items() if us)
+    ratios = " times that, ".join(f"{who} {us / bound_us:.2f}" for who, us in times.items() if us)
     is_arithmetic = run_data.module is not None and bound_us != run_data.module.gain.bound_us
     units = "in the fastest units allowed" if is_arithmetic else "by the device's rates"
-    words = f"{us_words(bound_us)} {units}" + (f": {told} times" if told else "")
+    words = f"{us_words(bound_us)} {units}" + (f": {ratios} times" if ratios else "")
     used_us = next(
         (b.latency_us for b in run_data.bounds() if b.precision == run_data.precision), 0
     )

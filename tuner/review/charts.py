@@ -11,11 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.review.figures import (
-    MAX_POINTS,
-    accuracy_figure,
-    starred,
-)
+from tuner.review.figures import MAX_POINTS, accuracy_figure, starred
 from tuner.review.formatting import count_words, number_words, three_digits, us_words
 from tuner.review.parameters import (
     MIN_CORRECT_FOR_IMPORTANCE,
@@ -70,7 +66,10 @@ def charts_of(
     known: Mapping[str, float] = {}
     if _NEEDS_SHARES & set(wanted):
         known = shares() if shares else importances(run_data.trials)
-    charts = [_CHARTS[name](run_data, known) for name in wanted]
+    charts = []
+    for name in wanted:
+        label, drawn = _CHARTS[name]
+        charts.append(Chart(name, label, *drawn(run_data, known)))
     if run_data.result is not None:
         for chart in charts:
             if chart.figure is not None:
@@ -92,13 +91,15 @@ def figure_data(figure: Any) -> dict[str, Any]:
 
 # ---- one by one -----------------------------------------------------------------------------
 
+Drawn = tuple[str, Any]
+"""What a figure shows, and the figure; None where the run has none, and the words say why."""
 
-def _progress(run_data: RunData, by: Any, label: str) -> Chart:
-    name = f"progress-{by}"
+
+def _progress(run_data: RunData, by: Any) -> Drawn:
     if not run_data.trials:
-        return Chart(name, label, "No trial is recorded yet.", None)
-    told = run_data.told_bounds()
-    floors = {f"floor of {bound.words}": bound.latency_us for bound in told}
+        return "No trial is recorded yet.", None
+    shown = run_data.shown_bounds()
+    floors = {f"floor of {bound.words}": bound.latency_us for bound in shown}
     figure = progress_figure(
         run_data.trials,
         run_data.baseline.latency_us,
@@ -128,38 +129,36 @@ def _progress(run_data: RunData, by: Any, label: str) -> Chart:
         )
     else:
         words += " No physical floor: this device's rates are not known."
-    return Chart(name, label, words, figure)
+    return words, figure
 
 
-def _outlook(run_data: RunData) -> Chart:
-    label = "Estimated remaining improvement"
+def _outlook(run_data: RunData) -> Drawn:
     if not run_data.outlooks:
         words = "Not known: the sampler does not say how sure it is, or has seen too few trials."
-        return Chart("outlook", label, words, None)
+        return words, None
     improvement = percent(run_data.outlooks[-1].improvement)
     words = (
         "How sure the search was, as it went on, that its best was within a share of the best "
         "there is: a model's own estimate from screening times, not a measurement. At the last, "
         f"if all configurations were tried, the best time was expected to fall by {improvement}."
     )
-    return Chart("outlook", label, words, outlook_figure(run_data.outlooks))
+    return words, outlook_figure(run_data.outlooks)
 
 
-def _importance(run_data: RunData, shares: Mapping[str, float]) -> Chart:
-    label = "Importance of each parameter"
+def _importance(run_data: RunData, shares: Mapping[str, float]) -> Drawn:
     if not shares:
         words = (
             f"Importance needs {MIN_CORRECT_FOR_IMPORTANCE} correct trials that differ in a "
             "parameter; this run has fewer."
         )
-        return Chart("importance", label, words, None)
+        return words, None
     first = max(shares, key=lambda name: shares[name])
     words = (
         f"How much each parameter decides whether a trial is among the fastest tenth "
         f"(PED-ANOVA over correct trials). Most of all: {first}, {100 * shares[first]:.0f} %. "
         "Parameters that exist for one template alone share its merit."
     )
-    return Chart("importance", label, words, importance_figure(shares))
+    return words, importance_figure(shares)
 
 
 def _varied(trials: Sequence[Trial], shares: Mapping[str, float]) -> list[str]:
@@ -169,44 +168,39 @@ def _varied(trials: Sequence[Trial], shares: Mapping[str, float]) -> list[str]:
     return sorted(varied, key=lambda name: -shares.get(name, 0.0))
 
 
-def _parameters(run_data: RunData, shares: Mapping[str, float]) -> Chart:
-    label = "Latency by parameter"
+def _parameters(run_data: RunData, shares: Mapping[str, float]) -> Drawn:
     varied = _varied(run_data.trials, shares)
     names = varied[:MAX_PARAMETER_PLOTS]
     if not names:
-        words = "No parameter varies among the correct trials."
-        return Chart("parameters", label, words, None)
+        return "No parameter varies among the correct trials.", None
     words = "Every correct trial by each parameter's value; the orange bar is the best one."
     if len(varied) > len(names):
         words += f" {len(varied) - len(names)} parameters that matter less are left out."
-    return Chart("parameters", label, words, parameter_figure(run_data.trials, names))
+    return words, parameter_figure(run_data.trials, names)
 
 
-def _parallel(run_data: RunData, shares: Mapping[str, float]) -> Chart:
-    label = "Parameters together"
+def _parallel(run_data: RunData, shares: Mapping[str, float]) -> Drawn:
     names = _varied(run_data.trials, shares)[:MAX_AXES]
     if not names:
-        words = "No parameter varies among the correct trials."
-        return Chart("parallel", label, words, None)
+        return "No parameter varies among the correct trials.", None
     words = (
         "Each correct trial is a line through its values, blue where it is fast and orange "
         "where it is slow. Drag along an axis to keep the trials within; with the keyboard, "
         "focus an axis and use the arrow keys."
     )
-    return Chart("parallel", label, words, parallel_figure(run_data.trials, names))
+    return words, parallel_figure(run_data.trials, names)
 
 
-def _accuracy(run_data: RunData, _: Mapping[str, float]) -> Chart:
-    label = "Accuracy against latency"
+def _accuracy(run_data: RunData, _: Mapping[str, float]) -> Drawn:
     known = [t for t in correct_trials(run_data.trials) if rms_of(t) is not None]
     if not known:
-        return Chart("accuracy", label, "No correct trial has a recorded error.", None)
+        return "No correct trial has a recorded error.", None
     drawn = [trial for trial in known if rms_of(trial)]
     if not drawn:
         words = (
             "Every correct trial was exact on the inputs as given, at screening: no error to draw."
         )
-        return Chart("accuracy", label, words, None)
+        return words, None
     front = pareto(run_data.trials)
     beaten = number_words([trial.number for trial in front])
     words = (
@@ -216,28 +210,25 @@ def _accuracy(run_data: RunData, _: Mapping[str, float]) -> Chart:
     if len(drawn) < len(known):
         exact = count_words(len(known) - len(drawn), "trial")
         words += f" {exact} without an error cannot stand on a logarithmic axis."
-    return Chart("accuracy", label, words, accuracy_figure(drawn, run_data.baseline.latency_us))
+    return words, accuracy_figure(drawn, run_data.baseline.latency_us)
 
 
-def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
-    label = "Speed by number of rows"
+def _rows(run_data: RunData, _: Mapping[str, float]) -> Drawn:
     found = run_data.finalist.by_batch if run_data.finalist is not None else None
     if found is None or not found.measured:
         words = (
             "Not measured: the file runs at one number of rows, or the run has not come that far."
         )
-        return Chart("rows", label, words, None)
-    return Chart("rows", label, rows_caption(found), rows_figure(found))
+        return words, None
+    return rows_caption(found), rows_figure(found)
 
 
-def _roofline(run_data: RunData, _: Mapping[str, float]) -> Chart:
-    label = "Roofline"
+def _roofline(run_data: RunData, _: Mapping[str, float]) -> Drawn:
     flops, num_bytes = run_data.environment.flops, run_data.environment.bytes
     if not flops or not num_bytes or flops < 0 or num_bytes < 0:
-        words = "The problem's operations and bytes are not recorded: there is no roofline."
-        return Chart("roofline", label, words, None)
+        return "The problem's operations and bytes are not recorded: there is no roofline.", None
     if not correct_trials(run_data.trials):
-        return Chart("roofline", label, "No correct trial to place under the roofline.", None)
+        return "No correct trial to place under the roofline.", None
     figure = roofline_figure(
         run_data.trials,
         run_data.device,
@@ -258,56 +249,52 @@ def _roofline(run_data: RunData, _: Mapping[str, float]) -> Chart:
         )
     else:
         words += " No roof: this device's rates are not known."
-    return Chart("roofline", label, words, figure)
+    return words, figure
 
 
-def _resources(run_data: RunData, _: Mapping[str, float]) -> Chart:
-    label = "Registers, shared memory, occupancy and spills"
+def _resources(run_data: RunData, _: Mapping[str, float]) -> Drawn:
     correct = correct_trials(run_data.trials)
     if not any(resources_of(trial, run_data.device) for trial in correct):
-        words = "The compiler reported no registers or shared memory; on a CPU it has none."
-        return Chart("resources", label, words, None)
+        return "The compiler reported no registers or shared memory; on a CPU it has none.", None
     words = (
         "The largest over each correct trial's kernels, as the compiler reports it. It does not "
         "know what shared memory is asked for at the launch: a kernel that asks for all of it "
         "stands at 0, and its occupancy is lower than shown. The winner's real launches are under "
         "'Why it is this fast', where they were profiled."
     )
-    return Chart("resources", label, words, resource_figure(run_data.trials, run_data.device))
+    return words, resource_figure(run_data.trials, run_data.device)
 
 
-def _stages(run_data: RunData, _: Mapping[str, float]) -> Chart:
-    label = "Time by stage"
+def _stages(run_data: RunData, _: Mapping[str, float]) -> Drawn:
     if not any(trial.outcome.seconds for trial in run_data.trials):
-        return Chart("stages", label, "No stage was timed.", None)
+        return "No stage was timed.", None
     words = "Seconds of each stage over all trials; builds run beside the others."
-    return Chart("stages", label, words, stage_figure(run_data.trials))
+    return words, stage_figure(run_data.trials)
 
 
-def _timeline(run_data: RunData, _: Mapping[str, float]) -> Chart:
-    label = "Timeline"
+def _timeline(run_data: RunData, _: Mapping[str, float]) -> Drawn:
     spans = spans_of(run_data.trials)
     if not spans:
-        return Chart("timeline", label, "No stage was timed.", None)
+        return "No stage was timed.", None
     words = "What each worker did when; a gap is idle time."
     if all(span.stage != "build" for span in spans):
         words += " This run did not record when its builds ran."
-    return Chart("timeline", label, words, timeline_figure(spans))
+    return words, timeline_figure(spans)
 
 
-_CHARTS: dict[str, Callable[[RunData, Mapping[str, float]], Chart]] = {
-    "progress-trial": lambda run_data, _: _progress(run_data, "trial", "By trial"),
-    "progress-time": lambda run_data, _: _progress(run_data, "time", "By time"),
-    "outlook": lambda run_data, _: _outlook(run_data),
-    "importance": _importance,
-    "parameters": _parameters,
-    "parallel": _parallel,
-    "accuracy": _accuracy,
-    "roofline": _roofline,
-    "resources": _resources,
-    "rows": _rows,
-    "stages": _stages,
-    "timeline": _timeline,
+_CHARTS: dict[str, tuple[str, Callable[[RunData, Mapping[str, float]], Drawn]]] = {
+    "progress-trial": ("By trial", lambda run_data, _: _progress(run_data, "trial")),
+    "progress-time": ("By time", lambda run_data, _: _progress(run_data, "time")),
+    "outlook": ("Estimated remaining improvement", lambda run_data, _: _outlook(run_data)),
+    "importance": ("Importance of each parameter", _importance),
+    "parameters": ("Latency by parameter", _parameters),
+    "parallel": ("Parameters together", _parallel),
+    "accuracy": ("Accuracy against latency", _accuracy),
+    "roofline": ("Roofline", _roofline),
+    "resources": ("Registers, shared memory, occupancy and spills", _resources),
+    "rows": ("Speed by number of rows", _rows),
+    "stages": ("Time by stage", _stages),
+    "timeline": ("Timeline", _timeline),
 }
 _NEEDS_SHARES = {"importance", "parameters", "parallel"}
 CHART_NAMES = tuple(_CHARTS)

@@ -14,22 +14,22 @@ __all__ = ["cell_words", "curves_of", "rows_of"]
 
 def rows_of(found: Comparison) -> list[tuple[str, list[str]]]:
     """Return what is known of each run, label by label."""
-    told = [side.summary for side in found.sides]
-    noises = [f" ± {percent_words(s.noise)}" if s.noise is not None else "" for s in told]
+    summaries = [side.summary for side in found.sides]
+    noises = [f" ± {percent_words(s.noise)}" if s.noise is not None else "" for s in summaries]
     rows = [
-        ("problem", [s.title for s in told]),
-        ("sizes", [s.sizes for s in told]),
-        ("verdict", [s.verdict for s in told]),
-        ("but", [s.caveat for s in told]),
-        ("how sure", [s.certainty or "not verified" for s in told]),
-        ("latency", [us_words(s.latency_us) + n for s, n in zip(told, noises, strict=True)]),
-        ("PyTorch", [us_words(s.baseline_us) for s in told]),
-        ("error", [s.error for s in told]),
-        ("speed", [s.throughput for s in told]),
-        ("trials", [trial_words(s) for s in told]),
-        ("best", [params_words(s.best) if s.best else "" for s in told]),
-        ("device", [s.device for s in told]),
-        ("accuracy", [s.accuracy for s in told]),
+        ("problem", [s.title for s in summaries]),
+        ("sizes", [s.sizes for s in summaries]),
+        ("verdict", [s.verdict for s in summaries]),
+        ("but", [s.caveat for s in summaries]),
+        ("how sure", [s.certainty or "not verified" for s in summaries]),
+        ("latency", [us_words(s.latency_us) + n for s, n in zip(summaries, noises, strict=True)]),
+        ("PyTorch", [us_words(s.baseline_us) for s in summaries]),
+        ("error", [s.error for s in summaries]),
+        ("speed", [s.throughput for s in summaries]),
+        ("trials", [trial_words(s) for s in summaries]),
+        ("best", [params_words(s.best) if s.best else "" for s in summaries]),
+        ("device", [s.device for s in summaries]),
+        ("accuracy", [s.accuracy for s in summaries]),
     ]
     return [(label, texts) for label, texts in rows if any(texts)]
 

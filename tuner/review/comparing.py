@@ -7,8 +7,8 @@ the accuracy or the device differs, the numbers stand side by side and there is 
 
 from __future__ import annotations
 
+import functools
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,9 +21,16 @@ from tuner.review.differences import (
     tasks,
     winner_differences,
 )
-from tuner.review.formatting import params_words, percent_words, ratio_words, us_words
+from tuner.review.formatting import (
+    params_words,
+    percent_words,
+    ratio_words,
+    us_words,
+    wrapped_words,
+)
 from tuner.review.run_data import RunData
 from tuner.review.summary import Summary, summary_of
+from tuner.review.tables import speedup_of
 from tuner.trial import Interval
 from tuner.wording import percent
 
@@ -154,12 +161,9 @@ def _side(run_data: RunData) -> Side:
 def _curve(run_data: RunData) -> Curve:
     steps: list[tuple[int, float, float, float | None]] = []
     for trial in run_data.trials:
-        latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
-        if latency_us is None or measurement is None:
-            continue
-        if not steps or latency_us < steps[-1][2]:
-            anchor_us = measurement.anchor_us or run_data.session(trial.number).latency_us
-            ratio = anchor_us / measurement.latency_us if anchor_us else None
+        latency_us = trial.outcome.latency_us
+        if latency_us is not None and (not steps or latency_us < steps[-1][2]):
+            ratio = speedup_of(trial, run_data)
             steps.append((trial.number, trial.elapsed_s, latency_us, ratio))
     if steps:
         last = run_data.trials[-1]
@@ -326,22 +330,12 @@ def _notes(problem: Sequence[Side], sides: Sequence[Side]) -> list[str]:
 
 # ---- the terminal ---------------------------------------------------------------------------
 
-_COLUMNS, _LABEL = 80, 12
+LABEL_WIDTH = 12
 
 
 def format_comparison(found: Comparison) -> str:
     """Return a comparison as plain text of at most 80 columns; A, B, ... stand for the names."""
-
-    def wrapped(label: str, text: str) -> list[str]:
-        clean = "".join(c if c.isprintable() else " " for c in text)
-        return textwrap.wrap(
-            clean,
-            _COLUMNS,
-            initial_indent=f"{label:<{_LABEL}}",
-            subsequent_indent=" " * _LABEL,
-            break_on_hyphens=False,
-        )
-
+    wrapped = functools.partial(wrapped_words, width=LABEL_WIDTH)
     lines: list[str] = []
     letters = [chr(ord("A") + number) for number in range(len(found.sides))]
     names = [side.name for side in found.sides]

@@ -55,11 +55,11 @@ def counter_words(calls: CountedCalls, op: str = "") -> list[str]:
         op: the operator that a generated kernel's name begins with, which is left out.
     """
     total_us = sum(kernel.duration_us for kernel in calls.winner) or 1.0
-    told = sorted(calls.winner, key=lambda kernel: -kernel.duration_us)
+    kernels = sorted(calls.winner, key=lambda kernel: -kernel.duration_us)
     return [
         f"{kernel_name(kernel.name, op)} ({percent_words(kernel.duration_us / total_us)} of the "
         f"kernels' time): {_words(kernel, calls)}."
-        for kernel in told
+        for kernel in kernels
         if kernel.duration_us >= SMALL * total_us
     ]
 
@@ -148,17 +148,13 @@ def counters_table(calls: CountedCalls, op: str = "") -> dict[str, Any]:
                 kernel_name(kernel.name, op),
                 us_in(kernel.duration_us, unit),
                 *map(percent_words, (kernel.tensor, kernel.memory, kernel.issue, kernel.warps)),
-                _digits(None if kernel.dram_bytes is None else kernel.dram_bytes / 1e6),
+                three_digits(kernel.dram_bytes and kernel.dram_bytes / 1e6),
                 NONE if kernel.clock_mhz is None else f"{kernel.clock_mhz:,.0f}",
                 _stalls(kernel),
             ]
             for of, kernel in whole
         ],
     }
-
-
-def _digits(value: float | None) -> str:
-    return NONE if value is None else three_digits(value)
 
 
 def _stalls(kernel: Counters) -> str:

@@ -128,7 +128,7 @@ class Dashboard:
         name = request.path_params["name"]
         shown = await anyio.to_thread.run_sync(self.run_index.shown, name)
         if shown.state == "unreadable":
-            return self._told(request, 404, f"{name}: {shown.problem}")
+            return self._answer(request, 404, f"{name}: {shown.problem}")
         may_resume = await anyio.to_thread.run_sync(self.launcher.may_resume, name)
         answer = self._rendered(
             "run.html.j2",
@@ -144,7 +144,7 @@ class Dashboard:
             scripts=SCRIPTS,
         )
         # Its data is made while the browser reads the scripts, which then ask for it. What it
-        # would fail with is told to them.
+        # would fail with is answered to them.
         answer.background = BackgroundTask(_unless_unreadable(lambda: self._pages.first(name)))
         return answer
 
@@ -238,10 +238,10 @@ class Dashboard:
                 return None
             jobs = [job for job in self.launcher.jobs() if job.run == name][:1]
             waiting = self._pages.waiting(name)
-            told = stamp, jobs, waiting and {**waiting, "age_s": 0.0}
-            if told == sent[0]:
+            state = stamp, jobs, waiting and {**waiting, "age_s": 0.0}
+            if state == sent[0]:
                 return None
-            sent[0] = told
+            sent[0] = state
             return {
                 "stamp": stamp,
                 "run": dataclasses.asdict(self.run_index.shown(name)),
@@ -274,37 +274,33 @@ class Dashboard:
         asked = await _words_of(request)
         config = asked.pop("config", "")
         given = {name: value for name, value in asked.items() if value}
-        job = await anyio.to_thread.run_sync(self.launcher.start, config, given)
-        return JSONResponse(dataclasses.asdict(job))
+        return await _record(self.launcher.start, config, given)
 
     async def _stop(self, request: Request) -> Response:
-        job = await anyio.to_thread.run_sync(self.launcher.stop, request.path_params["name"])
-        return JSONResponse(dataclasses.asdict(job))
+        return await _record(self.launcher.stop, request.path_params["name"])
 
     async def _resume(self, request: Request) -> Response:
-        job = await anyio.to_thread.run_sync(self.launcher.resume, request.path_params["name"])
-        return JSONResponse(dataclasses.asdict(job))
+        return await _record(self.launcher.resume, request.path_params["name"])
 
     async def _note(self, request: Request) -> Response:
         run = self.run_index.run(request.path_params["name"])
         text = (await _words_of(request)).get("text", "")
-        note = await anyio.to_thread.run_sync(write_note, run.path, text)
-        return JSONResponse(dataclasses.asdict(note))
+        return await _record(write_note, run.path, text)
 
     # ---- failures ---------------------------------------------------------------------------
 
     async def _said(self, request: Request, error: TunerError) -> Response:
         """Answer with a failure's own words, where a person reads as a page."""
         code = 404 if isinstance(error, InputError) and request.method == "GET" else 409
-        return self._told(request, code, str(error))
+        return self._answer(request, code, str(error))
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         """Answer with what went wrong in the dashboard itself; the terminal has the traceback."""
         words = f"{type(error).__name__}: {one_line(str(error))}"
         said = f"the dashboard failed at this: {words}\n  next: its terminal says where"
-        return self._told(request, 500, said)
+        return self._answer(request, 500, said)
 
-    def _told(self, request: Request, code: int, words: str) -> Response:
+    def _answer(self, request: Request, code: int, words: str) -> Response:
         if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
             answer = self._rendered("failure.html.j2", words=words)
             answer.status_code = code
@@ -318,6 +314,11 @@ class Dashboard:
 async def _as_json(make: Callable[..., bytes], *asked: str) -> Response:
     """Answer with JSON that a thread makes."""
     return Response(await anyio.to_thread.run_sync(make, *asked), media_type="application/json")
+
+
+async def _record(make: Callable[..., Any], *asked: Any) -> Response:
+    """Answer with a record that a thread makes."""
+    return JSONResponse(dataclasses.asdict(await anyio.to_thread.run_sync(make, *asked)))
 
 
 def _lasting(shown: Shown) -> Shown:

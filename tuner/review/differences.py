@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from tuner.capture.outline import KernelTask, Outline
+from tuner.review.formatting import flat
 from tuner.review.run_data import RunData
 from tuner.trial import Trial
 
@@ -101,17 +102,12 @@ def _params(best: Trial | None) -> dict[str, str]:
     return {"template": best.template, **{k: str(v) for k, v in best.params.items()}}
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flat(data: Mapping[str, Any]) -> dict[str, str]:
     """Return nested facts by their dotted keys, as text."""
-    found: dict[str, str] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            found[f"{prefix}{key}"] = ", ".join(map(str, value))
-        else:
-            found[f"{prefix}{key}"] = str(value)
-    return found
+    return {
+        key: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in flat(data).items()
+    }
 
 
 def _differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:

@@ -8,7 +8,7 @@ makes their texts from its table, and `with_hovers` makes the same for a noteboo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -32,10 +32,12 @@ __all__ = [
     "FLOOR",
     "HOVER",
     "HOVER_SPANS",
+    "LEGEND",
     "MAX_POINTS",
     "STATUS_MARKS",
     "TEMPLATE_MARKS",
     "accuracy_figure",
+    "add_templates",
     "baseline_point",
     "hover_words",
     "log_axis",
@@ -49,6 +51,7 @@ __all__ = [
 
 MAX_POINTS = 4_000  # of one plot: a browser draws as many in about 0.3 s
 HOVER, HOVER_SPANS = "trials", "spans"
+LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}  # above a figure
 
 # Each has a contrast of 3:1 or more on white and on the dark page (WCAG 2.2, 1.4.11); the marks
 # differ in shape too.
@@ -94,8 +97,8 @@ def template_marks(trials: Sequence[Trial]) -> dict[str, tuple[str, str]]:
     return {name: TEMPLATE_MARKS[i % len(TEMPLATE_MARKS)] for i, name in enumerate(names)}
 
 
-def baseline_point(x: float, y: float, told: str, *, symbol: str, size: int) -> dict[str, Any]:
-    """Return the trace of PyTorch's own point; `told` stands in its hover text."""
+def baseline_point(x: float, y: float, words: str, *, symbol: str, size: int) -> dict[str, Any]:
+    """Return the trace of PyTorch's own point; `words` stands in its hover text."""
     line = {"width": 3, "color": BASELINE}
     return {
         "x": [x],
@@ -103,7 +106,7 @@ def baseline_point(x: float, y: float, told: str, *, symbol: str, size: int) -> 
         "mode": "markers",
         "name": "PyTorch (baseline)",
         "marker": {"color": BASELINE, "symbol": symbol, "size": size, "line": line},
-        "hovertext": [f"PyTorch: {told}"],
+        "hovertext": [f"PyTorch: {words}"],
         "hoverinfo": "text",
     }
 
@@ -122,6 +125,22 @@ def trial_points(
         "meta": HOVER,
         **style,
     }
+
+
+def add_templates(
+    figure: Any,
+    trials: Sequence[Trial],
+    drawn: Sequence[Trial],
+    x: Callable[[Trial], Any],
+    y: Callable[[Trial], Any],
+) -> None:
+    """Add the points of some of the trials to a figure, a trace for each template."""
+    for name, (colour, symbol) in template_marks(trials).items():
+        group = [trial for trial in drawn if trial.template == name]
+        if group:
+            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.8}
+            points = trial_points(group, [*map(x, group)], [*map(y, group)], name, marker=marker)
+            figure.add_scatter(**points)
 
 
 def thinned(trials: Sequence[Trial], most: int = MAX_POINTS) -> list[Trial]:
@@ -238,12 +257,7 @@ def accuracy_figure(trials: Sequence[Trial], baseline_us: float | None) -> Any:
 
     known = thinned([t for t in correct_trials(trials) if rms_of(t) is not None])
     figure = go.Figure()
-    for name, (colour, symbol) in template_marks(trials).items():
-        group = [trial for trial in known if trial.template == name]
-        if group:
-            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.8}
-            xs, ys = [latency_us_of(t) for t in group], [rms_of(t) for t in group]
-            figure.add_scatter(**trial_points(group, xs, ys, name, marker=marker))
+    add_templates(figure, trials, known, latency_us_of, rms_of)
     front = pareto(trials)
     figure.add_scatter(
         x=[latency_us_of(trial) for trial in front],
@@ -255,12 +269,12 @@ def accuracy_figure(trials: Sequence[Trial], baseline_us: float | None) -> Any:
     )
     first = next((t.outcome.check.probes[0] for t in known if t.outcome.check), None)
     if first is not None and first.baseline_rms_rel > 0 and baseline_us:
-        told = f"{us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"
+        words = f"{us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"
         point = (baseline_us, first.baseline_rms_rel)
-        figure.add_scatter(**baseline_point(*point, told, symbol="x-thin", size=14))
+        figure.add_scatter(**baseline_point(*point, words, symbol="x-thin", size=14))
     times, errors = [latency_us_of(t) for t in known], [rms_of(t) or 0.0 for t in known]
     figure.update_xaxes(title_text="latency in µs", **log_axis([*times, baseline_us or 0.0]))
     style = {"tickformat": ".1e", "title_text": "relative rms error"}
     figure.update_yaxes(**log_axis([*errors, first.baseline_rms_rel if first else 0.0], **style))
-    figure.update_layout(height=420, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_layout(height=420, legend=LEGEND)
     return figure

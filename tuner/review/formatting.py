@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tuner.run import Outlook
 from tuner.trial import Finalist, ProbeResult, Trial
@@ -15,6 +17,7 @@ __all__ = [
     "NONE",
     "count_words",
     "draws_words",
+    "flat",
     "moment_words",
     "number_words",
     "outlook_words",
@@ -30,14 +33,18 @@ __all__ = [
     "time_unit",
     "us_in",
     "us_words",
+    "wrapped_words",
 ]
 
 NONE = "–"
+COLUMNS = 80  # of a terminal
 MOST_RATIO = 1000.0  # times: beyond it an interval says nothing
 
 
-def three_digits(value: float) -> str:
+def three_digits(value: float | None) -> str:
     """Return a number with three digits, never as a power of ten: 0.0512, 7.22, 12,300."""
+    if value is None:
+        return NONE
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     rounded = float(f"{value:.2e}")
@@ -95,13 +102,22 @@ def sizes_words(sizes: Mapping[str, object]) -> str:
         weights = {t: dims for t, dims in shapes.items() if t not in inputs and len(dims) > 1}
         if inputs:
             largest = sorted(weights, key=lambda t: -_count(weights[t]))[:1]
-            told = inputs | {t: weights[t] for t in largest}
-            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in told.items())
+            shown = inputs | {t: weights[t] for t in largest}
+            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in shown.items())
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
 def _count(dims: Sequence[object]) -> float:
     return math.prod(dim if isinstance(dim, int) else 1 for dim in dims)
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested facts by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        is_nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if is_nested else {f"{prefix}{key}": value}
+    return found
 
 
 def moment_words(moment: str) -> str:
@@ -141,6 +157,27 @@ def number_words(values: Sequence[int], most: int = 12) -> str:
     """Return the first few numbers, and how many more there are."""
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return ", ".join(str(value) for value in values[:most]) + more
+
+
+def wrapped_words(label: str, text: str, width: int, max_lines: int | None = None) -> list[str]:
+    """Lay a text out behind its label, in lines of 80 columns; nothing in it controls a terminal.
+
+    Args:
+        label: stands before the first line.
+        text: to be broken at blanks.
+        width: of the column of labels.
+        max_lines: of which the last one ends in dots where there is more.
+    """
+    lines = textwrap.wrap(
+        "".join(c if c.isprintable() else " " for c in text),
+        COLUMNS,
+        initial_indent=f"{label:<{width}}",
+        subsequent_indent=" " * width,
+        max_lines=max_lines,
+        placeholder=" ...",
+        break_on_hyphens=False,
+    )
+    return lines or [label]
 
 
 def params_words(trial: Trial) -> str:

@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 NEAR = 0.6  # of a rate: below, it is not what bounds
-NUM_TOLD = 2  # of the tasks, in the sentence
+NUM_SHOWN = 2  # of the tasks, in the sentence
 MUCH = 1.25  # times the least traffic: more is worth a word
 _PLAIN = "fp32"  # what generated loops compute in
 _VIEWS = {"permute", "slice", "expand", "view"}  # which PyTorch need not copy
@@ -139,11 +139,11 @@ def works_words(works: Sequence[Work]) -> str:
     """Return what bounds the kernels that take longest; empty where no task has a roof."""
     parts = [work for work in works if not work.is_whole]
     total_us = sum(work.time_us for work in parts)
-    told = sorted(parts, key=lambda work: -work.time_us)[:NUM_TOLD]
+    longest = sorted(parts, key=lambda work: -work.time_us)[:NUM_SHOWN]
     words = [
         f"task {work.words} takes {percent_words(work.time_us / total_us)} of the kernels' time, "
         f"at {_share_words(*work.nearest)}"
-        for work in told
+        for work in longest
         if work.nearest is not None
     ]
     return f"{'; '.join(words)}{_stored_words(works)}" if words else ""
@@ -184,19 +184,15 @@ def works_table(works: Sequence[Work]) -> dict[str, Any] | None:
                 work.words,
                 work.num_kernels,
                 us_in(work.time_us, unit),
-                _digits(work.gbps),
+                three_digits(work.gbps),
                 percent_words(work.of_memory),
-                _digits(work.tflops),
+                three_digits(work.tflops),
                 percent_words(work.of_arithmetic),
                 work.units if work.tflops else NONE,
             ]
             for work in works
         ],
     }
-
-
-def _digits(value: float | None) -> str:
-    return NONE if value is None else three_digits(value)
 
 
 def _against(

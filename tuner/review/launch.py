@@ -139,7 +139,7 @@ class Launcher:
                 if process.child.poll() is None and self._name_of(process) == name:
                     process.child.send_signal(signal.SIGINT)
                     process.num_stops += 1
-                    return self._told(process)
+                    return self._job(process)
         raise InputError(
             f"{name[:80]!r}: not started from this dashboard\n  next: Ctrl-C where it was started"
         )
@@ -147,7 +147,7 @@ class Launcher:
     def jobs(self) -> list[Job]:
         """Return what was started here, the latest first."""
         with self._lock:
-            return [self._told(process) for process in reversed(self._processes)]
+            return [self._job(process) for process in reversed(self._processes)]
 
     def close(self) -> int:
         """Ask what still runs to stop; return how many. They verify what they found and end."""
@@ -172,7 +172,7 @@ class Launcher:
             )
             process = _Process(what, child, log, run)
             self._processes.append(process)
-            return self._told(process)
+            return self._job(process)
 
     def _refuse_a_second(self) -> None:
         busy = [p.what for p in self._processes if p.child.poll() is None]
@@ -183,7 +183,7 @@ class Launcher:
                 "  next: wait for it, or stop it"
             )
 
-    def _told(self, process: _Process) -> Job:
+    def _job(self, process: _Process) -> Job:
         code = process.child.poll()
         return Job(
             process.what,

@@ -108,15 +108,9 @@ class LivePages:
                 lambda: {entry.trial: entry for entry in self._run_index.run(name).checks()},
             )
         entries = [latest[number] for number in now.finalists if number in latest]
+        same = ("phase", "stage", "plan", "counted", "done", "total", "left_s", "age_s")
         return {
-            "phase": now.phase,
-            "stage": now.stage,
-            "plan": now.plan,
-            "counted": now.counted,
-            "done": now.done,
-            "total": now.total,
-            "left_s": now.left_s,
-            "age_s": now.age_s,
+            **{name: getattr(now, name) for name in same},
             "finalists": _finalists_words(entries, now.wanted) if now.phase == "verifying" else "",
             "verdicts": [_verdict_words(entry) for entry in entries],
             "bands": bands_of(now.at_work),
@@ -130,8 +124,8 @@ class LivePages:
         stamp = self._run_index.stamp(run.path.name)
 
         def made() -> bytes:
-            told = make(self._run_index.run_data(name)) | {"stamp": stamp}
-            return to_json(told, inf_nan_mode="null")
+            data = make(self._run_index.run_data(name)) | {"stamp": stamp}
+            return to_json(data, inf_nan_mode="null")
 
         found: bytes = self._kept.get((name, piece), stamp, made)
         return found
@@ -167,10 +161,10 @@ def _band(name: str, members: Sequence[AtWork]) -> dict[str, Any]:
     num_busy = sum(one.num_busy for one in members)
     num_lost = sum(not one.num_slots for one in members)
     num_slots = sum(one.num_slots for one in members)
-    told = [(num_busy, "busy"), (num_slots - num_busy, "waiting"), (num_lost, "lost")]
+    counts = [(num_busy, "busy"), (num_slots - num_busy, "waiting"), (num_lost, "lost")]
     total = max(1, num_slots + num_lost)
     is_one = total == 1
-    words = ", ".join(word if is_one else f"{count} {word}" for count, word in told if count)
+    words = ", ".join(word if is_one else f"{count} {word}" for count, word in counts if count)
     return {"name": name, "words": words, "busy": num_busy / total, "lost": num_lost / total}
 
 

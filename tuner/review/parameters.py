@@ -23,7 +23,7 @@ __all__ = [
 
 MIN_CORRECT_FOR_IMPORTANCE = 30  # Optuna compares the best tenth, so 3 trials, with the rest
 
-# Blue to orange through grey: told apart by the colour-blind, seen on white and on the dark page.
+# Blue to orange through grey: distinct for the colour-blind, seen on white and on the dark page.
 _ORANGE = "#d55e00"
 _FAST_TO_SLOW = ((0.0, ACCENT), (0.5, "#8f8f8f"), (1.0, _ORANGE))
 

@@ -10,6 +10,7 @@ from tuner.review.figures import (
     BASELINE,
     BEST,
     FLOOR,
+    LEGEND,
     MAX_POINTS,
     STATUS_MARKS,
     TEMPLATE_MARKS,
@@ -91,7 +92,7 @@ def progress_figure(
     across = {"title": {"text": words}, **ticks}
     layout: dict[str, Any] = {
         "height": 520 if failed else 420,
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "legend": LEGEND,
         "xaxis": {"anchor": "y", "domain": [0, 1], **({} if failed else across)},
         "yaxis": {"title": {"text": "latency in µs"}, **log_axis(seen), "anchor": "x"},
     }
@@ -182,9 +183,5 @@ def outlook_figure(outlooks: Sequence[Outlook]) -> Any:
         )
     figure.update_xaxes(title_text="trial", rangemode="tozero")
     figure.update_yaxes(title_text="probability", tickformat=".0%", range=[-0.02, 1.05])
-    figure.update_layout(
-        height=320,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        showlegend=True,
-    )
+    figure.update_layout(height=320, legend=LEGEND, showlegend=True)
     return figure

@@ -121,13 +121,13 @@ def page_data(
         null) by name; `columns`: the table of all trials; `winner`: its number or null;
         `csv_name`.
     """
-    told = summary_of(run_data)
+    summary = summary_of(run_data)
     return {
-        "title": f"{told.op} on {told.device}: {told.verdict}",
-        "parts": parts_of(run_data, part_names, told),
+        "title": f"{summary.op} on {summary.device}: {summary.verdict}",
+        "parts": parts_of(run_data, part_names, summary),
         "charts": chart_data(run_data, chart_names),
         "columns": [_column(column) for column in trial_columns(run_data)],
-        "winner": told.best.number if told.best else None,
+        "winner": summary.best.number if summary.best else None,
         "csv_name": f"{run_data.run.path.name}-trials.csv",
     }
 
@@ -166,17 +166,17 @@ def chart_data(
 
 
 def parts_of(
-    run_data: RunData, names: Sequence[str] | None = None, told: Summary | None = None
+    run_data: RunData, names: Sequence[str] | None = None, summary: Summary | None = None
 ) -> dict[str, str]:
     """Return the parts of the page that are text and tables, as HTML by name, all escaped.
 
     Args:
         run_data: of the run.
         names: those wanted, of `PARTS`; all if None.
-        told: the run's summary, where it is known already.
+        summary: the run's summary, where it is known already.
     """
     module = page_environment().get_template("parts.html.j2").module
-    summary = told or summary_of(run_data)
+    summary = summary or summary_of(run_data)
     return {
         name: str(getattr(module, name)({"summary": summary, **shown(name, run_data, summary)}))
         for name in names or PARTS

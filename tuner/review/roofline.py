@@ -10,6 +10,8 @@ from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
 from tuner.review.figures import (
     FLOOR,
+    LEGEND,
+    add_templates,
     baseline_point,
     log_axis,
     plotly_text,
@@ -53,7 +55,7 @@ def roofline_figure(
     """Draw every correct trial under the device's rooflines.
 
     All candidates solve one problem, so they stand at one intensity; they are spread by up to
-    4 % to either side so that they can be told apart.
+    4 % to either side so that both can be seen.
 
     Args:
         trials: of any status.
@@ -83,29 +85,29 @@ def roofline_figure(
                 hoverinfo="text",
             )
     drawn = thinned(correct_trials(trials))
-    for template, (colour, symbol) in template_marks(trials).items():
-        group = [trial for trial in drawn if trial.template == template]
-        if group:
-            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.8}
-            # The golden ratio spreads points without bunching them.
-            xs = [intensity * (1 + 0.08 * ((t.number * 0.618034) % 1 - 0.5)) for t in group]
-            ys = [flops / latency_us_of(t) / 1e6 for t in group]
-            figure.add_scatter(**trial_points(group, xs, ys, template, marker=marker))
+    add_templates(
+        figure,
+        trials,
+        drawn,
+        # The golden ratio spreads points without bunching them.
+        lambda t: intensity * (1 + 0.08 * ((t.number * 0.618034) % 1 - 0.5)),
+        lambda t: flops / latency_us_of(t) / 1e6,
+    )
     if baseline_us:
         tflops = flops / baseline_us / 1e6
-        told = f"{us_words(baseline_us)}, {rate_words(tflops)}"
-        figure.add_scatter(**baseline_point(intensity, tflops, told, symbol="line-ew", size=40))
+        words = f"{us_words(baseline_us)}, {rate_words(tflops)}"
+        figure.add_scatter(**baseline_point(intensity, tflops, words, symbol="line-ew", size=40))
     ends = [math.log10(intensities[0]), math.log10(intensities[-1])]
     axis = log_axis([intensities[0], intensities[-1]], range=ends)
     figure.update_xaxes(title_text="FLOP per byte of operands", **axis)
     heights = [y for trace in figure.data for y in trace.y]
     figure.update_yaxes(title_text="TFLOPS", **log_axis(heights, tickformat="~g"))
-    figure.update_layout(height=460, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_layout(height=460, legend=LEGEND)
     return figure
 
 
 def resource_figure(trials: Sequence[Trial], device: Device | None) -> Any:
-    """Draw latency against registers, shared memory, occupancy and spills, where they are told.
+    """Draw latency against registers, shared memory, occupancy and spills, where they are known.
 
     Each is the largest over a candidate's kernels; `Resources` says what occupancy means here.
     """
@@ -129,8 +131,7 @@ def resource_figure(trials: Sequence[Trial], device: Device | None) -> Any:
         figure.update_xaxes(**axis, nticks=7, row=row, col=col)
     figure.update_yaxes(**log_axis([latency_us_of(trial) for trial, _ in pairs]))
     figure.update_yaxes(title_text="latency in µs", col=1)
-    legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
-    figure.update_layout(height=110 + 290 * -(-len(panels) // 2), legend=legend)
+    figure.update_layout(height=110 + 290 * -(-len(panels) // 2), legend=LEGEND)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.by_batch import ANY_ROWS, WAYS, ByBatch, Way, least_of
-from tuner.review.figures import ACCENT, BASELINE, TEMPLATE_MARKS, log_axis
+from tuner.review.figures import ACCENT, BASELINE, LEGEND, TEMPLATE_MARKS, log_axis
 from tuner.review.formatting import ratio_words, us_words
 
 __all__ = ["is_taken", "rows_caption", "rows_figure", "rows_table"]
@@ -27,8 +27,8 @@ def rows_caption(found: ByBatch) -> str:
         "nothing of its work hidden, in one process; bars are where the median lies. Where a mark "
         "is hollow the file runs the module's own forward instead."
     )
-    told = "; ".join(found.words)
-    return f"{words} {told[:1].upper()}{told[1:]}." if told else words
+    found_words = "; ".join(found.words)
+    return f"{words} {found_words[:1].upper()}{found_words[1:]}." if found_words else words
 
 
 def rows_figure(found: ByBatch) -> Any:
@@ -70,9 +70,7 @@ def rows_figure(found: ByBatch) -> Any:
     speeds = [value for at in found.measured for value in (1.0, at.speedup)]
     figure.update_xaxes(title_text="rows", **log_axis(rows))
     figure.update_yaxes(title_text="times PyTorch's speed", **log_axis(speeds))
-    figure.update_layout(
-        height=320, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, showlegend=True
-    )
+    figure.update_layout(height=320, legend=LEGEND, showlegend=True)
     return figure
 
 

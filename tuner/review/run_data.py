@@ -37,6 +37,7 @@ __all__ = [
     "is_all_rejected",
     "latency_us_of",
     "rejected_of",
+    "speedup_over",
     "text_of",
 ]
 
@@ -277,7 +278,7 @@ class RunData:
                 found.append(Bound(name, UNITS[name], tflops, latency_us, tflops < peak))
         return found
 
-    def told_bounds(self) -> list[Bound]:
+    def shown_bounds(self) -> list[Bound]:
         """Return `bounds`; of more than two those of the units used, and of the fastest."""
         bounds = self.bounds()
         if len(bounds) <= 2:
@@ -358,6 +359,15 @@ def text_of(path: Path, max_chars: int) -> str:
 def correct_trials(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials that have a latency."""
     return [trial for trial in trials if trial.outcome.latency_us is not None]
+
+
+def speedup_over(trial: Trial, baseline_us: float | None) -> float | None:
+    """Return a trial's speed over PyTorch as timed just before it, else over that baseline."""
+    outcome = trial.outcome
+    if outcome.latency_us is None or outcome.measurement is None:
+        return None
+    anchor_us = outcome.measurement.anchor_us or baseline_us
+    return anchor_us / outcome.measurement.latency_us if anchor_us else None
 
 
 def latency_us_of(trial: Trial) -> float:

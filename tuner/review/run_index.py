@@ -22,7 +22,13 @@ from tuner.profiled import COUNTERS_NAME, PROFILE_NAME
 from tuner.review.formatting import rejection_words
 from tuner.review.listing import WRITTEN, Shown, Tally, put_in_words, shown
 from tuner.review.notes import NOTES_NAME, Note, note_of
-from tuner.review.run_data import RunData, is_all_rejected, latency_us_of, rejected_of
+from tuner.review.run_data import (
+    RunData,
+    is_all_rejected,
+    latency_us_of,
+    rejected_of,
+    speedup_over,
+)
 from tuner.run import LOG_NAME, PROGRESS_NAME, Run, is_locked, parsed_trials
 from tuner.storage import storage_errors
 from tuner.trial import Trial
@@ -263,16 +269,8 @@ def _count(path: Path, tally: Tally) -> None:
     if tally.result is None:
         baseline_us = tally.environment.baseline_us
         for trial in parsed_trials(path, data.split(b"\n")[:-1], tally.num_trials):
-            if (ratio := _ratio(trial, baseline_us)) and latency_us_of(trial) < tally.best_us:
+            ratio = speedup_over(trial, baseline_us)
+            if ratio and latency_us_of(trial) < tally.best_us:
                 tally.best_us, tally.best_ratio = latency_us_of(trial), ratio
     tally.offset, tally.inode = offset, inode
     tally.num_trials += data.count(b"\n")
-
-
-def _ratio(trial: Trial, baseline_us: float | None) -> float:
-    """Return how many times faster than the baseline a trial was at screening; 0 if not known."""
-    latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
-    anchor_us = (measurement.anchor_us if measurement else None) or baseline_us
-    if not latency_us or measurement is None or anchor_us is None:
-        return 0.0
-    return anchor_us / measurement.latency_us

@@ -13,6 +13,7 @@ from tuner.review.ablation import choices_brief, choices_of, choices_words, unva
 from tuner.review.counters import counter_words, counters_brief, counters_table
 from tuner.review.formatting import (
     NONE,
+    flat,
     moment_words,
     percent_words,
     ratio_words,
@@ -52,12 +53,12 @@ _STATUS_MEANING = {
 }
 
 
-def shown(name: str, run_data: RunData, told: Summary) -> dict[str, Any]:
+def shown(name: str, run_data: RunData, summary: Summary) -> dict[str, Any]:
     """Return what a part, of `PARTS`, shows beside the summary."""
-    return _SHOWN[name](run_data, told)
+    return _SHOWN[name](run_data, summary)
 
 
-def _shown_verdict(run_data: RunData, told: Summary) -> dict[str, Any]:
+def _shown_verdict(run_data: RunData, summary: Summary) -> dict[str, Any]:
     result = run_data.result
     finalists: Sequence[Finalist] = result.finalists if result else ()
     exported = result.exported if result else None
@@ -65,10 +66,10 @@ def _shown_verdict(run_data: RunData, told: Summary) -> dict[str, Any]:
     screened = {trial.number: trial.outcome.latency_us for trial in run_data.trials}
     times = [us for f in rows for us in (f.latency_us, f.baseline_us, screened.get(f.trial))]
     return {
-        "intervals": _intervals(told.workloads),
-        "why": choices_brief(choices_of(run_data), run_data) if told.kind == "faster" else "",
-        "kernels_brief": kernels_brief(run_data) if told.kind == "faster" else "",
-        "bound": _bound_words(run_data, told),
+        "intervals": _intervals(summary.workloads),
+        "why": choices_brief(choices_of(run_data), run_data) if summary.kind == "faster" else "",
+        "kernels_brief": kernels_brief(run_data) if summary.kind == "faster" else "",
+        "bound": _bound_words(run_data, summary),
         "by_rows": _by_rows(run_data),
         "finalists": finalists,
         "exported": exported,
@@ -118,9 +119,9 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
     return rows
 
 
-def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
+def _shown_why(run_data: RunData, summary: Summary) -> dict[str, Any]:
     choices, works = choices_of(run_data), works_of(run_data)
-    counters, limits = run_data.counters, _limits(run_data, told)
+    counters, limits = run_data.counters, _limits(run_data, summary)
     op = run_data.environment.op
     return {
         "choices": choices,
@@ -137,11 +138,11 @@ def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
     }
 
 
-def _limits(run_data: RunData, told: Summary) -> list[dict[str, Any]]:
+def _limits(run_data: RunData, summary: Summary) -> list[dict[str, Any]]:
     """Return how near one call comes to each of the device's rates, PyTorch's call beside it."""
     device, environment = run_data.device, run_data.environment
     flops, num_bytes = environment.flops, environment.bytes
-    if device is None or not flops or not told.latency_us:
+    if device is None or not flops or not summary.latency_us:
         return []
     fastest = min(run_data.bounds(), key=lambda bound: bound.latency_us, default=None)
     units = run_data.precision or (fastest.precision if fastest else "fp16")
@@ -153,9 +154,9 @@ def _limits(run_data: RunData, told: Summary) -> list[dict[str, Any]]:
         {
             "what": what,
             "most": f"{three_digits(most)} {unit}",
-            "reached": f"{three_digits(amount / told.latency_us)} {unit}",
-            "share": amount / told.latency_us / most,
-            "before": amount / told.baseline_us / most if told.baseline_us else None,
+            "reached": f"{three_digits(amount / summary.latency_us)} {unit}",
+            "share": amount / summary.latency_us / most,
+            "before": amount / summary.baseline_us / most if summary.baseline_us else None,
         }
         for what, unit, amount, most in known
         if most and amount
@@ -192,28 +193,31 @@ def _has_parts(works: Sequence[Work]) -> bool:
     return sum(not work.is_whole for work in works) > 1
 
 
-def _bound_words(run_data: RunData, told: Summary) -> str:
+def _bound_words(run_data: RunData, summary: Summary) -> str:
     """Return what bounds it, for the verdict: by the kernels where they are known, else by calls.
 
     What a GPU's counters say of the longest kernel is added.
     """
     works, counters = works_of(run_data), run_data.counters
     by_task = works_words(works) if _has_parts(works) else ""
-    words = by_task or _limit_words(_limits(run_data, told))
+    words = by_task or _limit_words(_limits(run_data, summary))
     op = run_data.environment.op
     counted = counters_brief(counters, op, follows=bool(words)) if counters else ""
     return ". ".join(part for part in (words, counted) if part)
 
 
-def _shown_module(run_data: RunData, told: Summary) -> dict[str, Any]:
+def _shown_module(run_data: RunData, summary: Summary) -> dict[str, Any]:
     """Return the module's graph, and the times of one call: before, after, the least."""
     module = run_data.module
     if module is None:
         return {"module": None}
     is_fallback = run_data.result is not None and run_data.result.is_fallback
     times = [
-        ("PyTorch", told.baseline_us),
-        ("what was found: nothing faster" if is_fallback else "what was found", told.latency_us),
+        ("PyTorch", summary.baseline_us),
+        (
+            "what was found: nothing faster" if is_fallback else "what was found",
+            summary.latency_us,
+        ),
         ("the least by the device's rates, in the fastest units allowed", run_data.least_us),
         ("a copy of as many bytes", module.gain.copy_us),
     ]
@@ -290,9 +294,10 @@ def _shown_source(run_data: RunData, _: Summary) -> dict[str, Any]:
 
 
 def _shown_how(run_data: RunData, _: Summary) -> dict[str, Any]:
+    facts = flat(run_data.environment.entries()).items()
     return {
         "config": highlighted(run_data.config, "yaml") if run_data.config else "",
-        "environment": _flat(run_data.environment.entries()),
+        "environment": [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in facts],
     }
 
 
@@ -313,14 +318,3 @@ PARTS = tuple(_SHOWN)
 
 def _is_timed(trials: Sequence[Trial]) -> bool:
     return any(trial.outcome.seconds for trial in trials)
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested facts as rows."""
-    rows: list[tuple[str, str]] = []
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
-    return rows

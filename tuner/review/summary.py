@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from tuner.review.formatting import (
     relative_path,
     sizes_words,
     us_words,
+    wrapped_words,
 )
 from tuner.review.run_data import RunData
 from tuner.review.workloads import (
@@ -306,7 +306,7 @@ def _compiled_words(compiled: Compiled | None) -> str:
 
 # ---- the terminal ---------------------------------------------------------------------------
 
-_COLUMNS, _MAX_LINES, _LABEL = 80, 22, 10
+_MAX_LINES, _LABEL = 22, 10
 
 
 def format_summary(summary: Summary) -> str:
@@ -340,17 +340,18 @@ def format_summary(summary: Summary) -> str:
     ]
     mode = s.mode and f", {s.mode}"
     sizes = s.sizes and f", {s.sizes}"
-    lines = _wrapped(f"{s.title}{sizes} on {s.device}, accuracy {s.accuracy}{mode}", "", 2)
+    head = f"{s.title}{sizes} on {s.device}, accuracy {s.accuracy}{mode}"
+    lines = wrapped_words("", head, 0, 2)
     for label, text in pairs:
         if text:
-            lines += _wrapped(text, label, 3 if label == "run" else 2)
+            lines += wrapped_words(label, text, _LABEL, 3 if label == "run" else 2)
     for number, advice in enumerate(s.warnings):
         text = advice.text + (f"; {advice.remedy}" if advice.remedy else "")
-        more = _wrapped(text, "warning", 2)
+        more = wrapped_words("warning", text, _LABEL, 2)
         is_last = number == len(s.warnings) - 1
         if len(lines) + len(more) > _MAX_LINES - (0 if is_last else 1):
             left = count_words(len(s.warnings) - number, "more warning")
-            lines += _wrapped(f"{left} in the report", "", 1)
+            lines.append(f"{left} in the report")
             break
         lines += more
     return "\n".join(lines[:_MAX_LINES])
@@ -362,19 +363,3 @@ def trial_words(s: Summary) -> str:
     counts = ", ".join(f"{count:,} {status}" for status, count in s.counts.items())
     rejected = f", of them {s.num_rejected:,} rejected by the full check" if s.num_rejected else ""
     return f"{s.num_trials:,}{of}" + (f": {counts}{rejected}" if counts else "")
-
-
-def _wrapped(text: str, label: str, max_lines: int) -> list[str]:
-    """Lay a text out behind its label; control characters never reach the terminal."""
-    clean = "".join(c if c.isprintable() else " " for c in text)
-    indent = " " * _LABEL if label else ""
-    lines = textwrap.wrap(
-        clean,
-        _COLUMNS,
-        initial_indent=f"{label:<{_LABEL}}" if label else "",
-        subsequent_indent=indent,
-        max_lines=max_lines,
-        placeholder=" ...",
-        break_on_hyphens=False,
-    )
-    return lines or [label]

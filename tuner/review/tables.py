@@ -19,7 +19,7 @@ from tuner.errors import DeviceError
 from tuner.machine.ceilings import occupancy
 from tuner.machine.device import Device
 from tuner.review.formatting import NONE, number_words, time_unit, us_in
-from tuner.review.run_data import RunData, correct_trials, latency_us_of
+from tuner.review.run_data import RunData, correct_trials, latency_us_of, speedup_over
 from tuner.trial import Status, Trial, Value
 from tuner.wording import one_line
 
@@ -32,6 +32,7 @@ __all__ = [
     "contest",
     "failures",
     "grouped",
+    "noise_of",
     "ordered_values",
     "parameter_names",
     "pareto",
@@ -123,7 +124,7 @@ class Resources:
 
 
 def resources_of(trial: Trial, device: Device | None) -> Resources | None:
-    """Return what a trial's kernels take; None where the compiler told nothing."""
+    """Return what a trial's kernels take; None where the compiler reported nothing."""
     build = trial.outcome.build
     if build is None or not build.kernels:
         return None
@@ -212,7 +213,7 @@ def trial_columns(run_data: RunData) -> list[Column]:
         _column("number", "trial", "count", trials, lambda t: t.number),
         _column("status", "status", "word", trials, lambda t: t.outcome.status.value),
         _column("latency_us", "latency µs", "us", trials, lambda t: t.outcome.latency_us),
-        _column("noise", "noise", "percent", trials, _noise),
+        _column("noise", "noise", "percent", trials, noise_of),
         _column("speedup", "speed-up", "ratio", trials, lambda t: speedup_of(t, run_data)),
         _column("rms_rel", "rms error", "error", trials, rms_of),
     ]
@@ -252,18 +253,15 @@ def _seconds(trial: Trial, stage: str) -> float | None:
     return trial.outcome.seconds.get(stage)
 
 
-def _noise(trial: Trial) -> float | None:
+def noise_of(trial: Trial) -> float | None:
+    """Return how the times of a trial scatter; None where it was not timed."""
     measurement = trial.outcome.measurement
     return measurement.noise if measurement is not None else None
 
 
 def speedup_of(trial: Trial, run_data: RunData) -> float | None:
     """Return a trial's speed over PyTorch as timed just before it; None where nobody timed it."""
-    outcome = trial.outcome
-    if outcome.latency_us is None or outcome.measurement is None:
-        return None
-    anchor_us = outcome.measurement.anchor_us or run_data.session(trial.number).latency_us
-    return anchor_us / outcome.measurement.latency_us if anchor_us else None
+    return speedup_over(trial, run_data.session(trial.number).latency_us)
 
 
 def _reason(trial: Trial) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from tuner.review.figures import ACCENT, BEST, FLOOR, HOVER_SPANS, plotly_text
+from tuner.review.figures import ACCENT, BEST, FLOOR, HOVER_SPANS, LEGEND, plotly_text
 from tuner.review.formatting import seconds_words
 from tuner.trial import Trial
 
@@ -147,7 +147,7 @@ def spans_of(trials: Sequence[Trial]) -> list[Span]:
 
 
 def _in_lanes(builds: Sequence[Span]) -> list[Span]:
-    """Return builds with a name for each that ran beside others, where hosts are told.
+    """Return builds with a name for each that ran beside others, where hosts are recorded.
 
     One who waits for another host is none of its compilers, whatever its number here.
     """
@@ -310,7 +310,7 @@ def timeline_figure(spans: Sequence[Span]) -> dict[str, Any]:
             "automargin": True,
         },
         "height": height,
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "legend": LEGEND,
         "hovermode": "closest",
     }
     return {"data": traces, "layout": layout}

@@ -82,7 +82,7 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
 
 
 def headline_of(finalist: Finalist) -> tuple[Interval | None, str]:
-    """Return the interval that is told first, and of which size it is.
+    """Return the interval that is shown first, and of which size it is.
 
     Of several tuned sizes it is that with the least speed-up; else there are no words.
     """

@@ -14,7 +14,7 @@ Source: Hoeting et al., "Bayesian model averaging: a tutorial", 1999.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +24,9 @@ from tuner.search.encoding import Array, Encoding
 from tuner.search.levels import Known
 from tuner.search.surrogate import Remaining, Surrogate
 from tuner.space.search_space import SearchSpace
+from tuner.trial import Outcome
 
-__all__ = ["MAX_SOURCES", "MIN_SHARED", "Expectation", "Informed", "Source"]
+__all__ = ["MAX_SOURCES", "Expectation", "Informed", "Source"]
 
 CLIPS = (0.7, 0.1)  # quantiles: the whole of a source, and its best configurations by themselves
 MAX_SOURCES = 4  # with a feature of their own; all have part in the mean
@@ -50,6 +51,21 @@ class Source:
     space: SearchSpace
     latency_us: Array
     is_bound: Array | None = None
+
+    @classmethod
+    def of_outcomes(
+        cls, name: str, space: SearchSpace, known: Mapping[int, Outcome]
+    ) -> Source | None:
+        """Return what a run tried of a space, by config id; None where that is too little."""
+        measured = [outcome.measurement for outcome in known.values()]
+        is_bound = np.array([m is not None and m.is_censored for m in measured], dtype=bool)
+        latency_us = np.array([outcome.latency_us or math.nan for outcome in known.values()])
+        if len(known) < MIN_SHARED or not np.isfinite(latency_us[~is_bound]).any():
+            return None
+        rows = space.rows(np.array(list(known)))
+        own = SearchSpace.listed(space.parameters, rows)
+        order = own.config_ids(rows).argsort()  # its own: of declaration
+        return cls(name, own, latency_us[order], is_bound[order])
 
     @property
     def known_us(self) -> Array:

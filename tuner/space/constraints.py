@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import ExpressionError, InputError
-from tuner.space.compiled import ABSENT, condition_of
 from tuner.space.expression import Expression, unknown_name
-from tuner.space.grammar import Env
+from tuner.space.grammar import Env, compile_tree
 from tuner.trial import Value
 
 __all__ = [
@@ -161,19 +161,19 @@ class Judge:
         *,
         where_absent: bool,
     ) -> None:
-        self._rule, self._guard, self._facts = rule, guard, facts
-        self._where_absent = where_absent
+        self._rule, self._guard, self._where_absent = rule, guard, where_absent
         names = rule.names | (guard.names if guard else frozenset())
         self.tuned = sorted(names & parameters.keys())
-        listed = [[*parameters[name].values, ABSENT] for name in self.tuned]
+        self._facts = {name: facts[name] for name in names & facts.keys()}
+        # Where all parameters exist, a function of their values, which is twice as fast.
+        is_whole = guard is None and all(parameters[name].when is None for name in self.tuned)
+        self._function = compile_tree(rule.tree, set(), self.tuned) if is_whole else None
+        listed = [[*parameters[name].values, None] for name in self.tuned]  # the last: absent
         self._values = [np.array(values, dtype=object) for values in listed]
         self._bases = [base_of(parameters[name]) for name in self.tuned]
         size = math.prod(self._bases)
         self._memo = np.full(size, -1, dtype=np.int8) if size <= MAX_TABLE else None
         self._num_judged = 0
-        self._compiled = condition_of(
-            rule.tree, guard.tree if guard else None, where_absent, self.tuned, facts
-        )
 
     def verdicts(self, value_indices: Mapping[str, ValueIndices], num: int) -> Bools:
         """Return the verdict for each of `num` rows; the names of `tuned` must be there.
@@ -203,22 +203,27 @@ class Judge:
                 "configurations\n  hint: add a constraint over fewer of its parameters"
             )
         values = [
-            known[value_indices]
+            known[value_indices].tolist()
             for known, value_indices in zip(self._values, columns, strict=True)
         ]
-        rows = zip(*(column.tolist() for column in values), strict=True) if values else [()] * num
+        rows = zip(*values, strict=True) if values else [()] * num
         return np.fromiter(map(self._verdict, rows), dtype=bool, count=num)
 
-    def _verdict(self, row: tuple[Value, ...]) -> bool:
+    def _verdict(self, row: tuple[Any, ...]) -> bool:
+        if self._function is not None:
+            try:
+                value = self._function(self._facts, *row)
+            except Exception:  # for any reason: the expression itself says which
+                value = None
+            if isinstance(value, bool):
+                return value
+        pairs = zip(self.tuned, row, strict=True)
+        at = {name: value for name, value in pairs if value is not None}
+        env = {**self._facts, **at}
         try:
-            return self._compiled(*row)
-        except Exception:  # for any reason: the expressions themselves say which
-            pairs = zip(self.tuned, row, strict=True)
-            at = {name: value for name, value in pairs if value is not ABSENT}
-        try:
-            if not condition_holds(self._guard, {**self._facts, **at}):
+            if self._guard is not None and not condition_holds(self._guard, env):
                 return self._where_absent
-            verdict = self._rule.holds_where_known({**self._facts, **at})
+            verdict = self._rule.holds_where_known(env)
         except ExpressionError as error:
             where = ", ".join(f"{name} = {value}" for name, value in at.items())
             raise ExpressionError(f"{error}\n  where: {where}") from None

@@ -1,6 +1,6 @@
 """Write an expression as C++ over `int64_t`, computing what Python computes.
 
-The names that are left are sizes: `int64_t` variables in scope, never negative. Where an operand
+Names are sizes: `int64_t` variables in scope, never negative. Where an operand
 may be negative all the same (`batch - 1`), division is written so that it rounds down, as
 Python's does; C++'s own rounds towards zero.
 """
@@ -8,11 +8,9 @@ Python's does; C++'s own rounds towards zero.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 
 from tuner.space.expression import Expression, expression_error, unknown_name
 from tuner.space.grammar import (
-    Env,
     Refused,
     compile_tree,
     describe,
@@ -26,15 +24,15 @@ from tuner.trial import Value
 __all__ = ["to_cpp"]
 
 
-def to_cpp(expression: Expression, constants: Env) -> str:
-    """Write `expression` as C++; names in `constants` become numbers, the others stay.
+def to_cpp(expression: Expression) -> str:
+    """Write `expression` as C++.
 
     Raises:
         ExpressionError: what is left has words, fractions, `/`, `**` or `log2`, which have no
             exact meaning in 64-bit integers, or a dotted name.
     """
     try:
-        return _write(expression.tree, constants)
+        return _write(expression.tree)
     except ZeroDivisionError:
         raise expression_error(expression.text, "division by zero") from None
     except (OverflowError, ValueError):
@@ -65,71 +63,71 @@ _FLOORED = {
 }
 
 
-def _write(node: ast.expr, constants: Env) -> str:
-    """Write one node; what is constant is computed here, by the grammar's own rules."""
+def _constant(node: ast.expr) -> Value | None:
+    """Return the value of what has no names, by the grammar's own rules; else None."""
     names: set[str] = set()
-    code = compile_tree(node, names, 0)
-    if all(name in constants for name in names):
-        return _number(code(constants))
+    code = compile_tree(node, names)
+    return None if names else code({})
 
-    def inner(child: ast.expr) -> str:
-        return _write(child, constants)
 
+def _write(node: ast.expr) -> str:
+    """Write one node."""
+    value = _constant(node)
+    if value is not None:
+        return _number(value)
     match node:
         case ast.Name():
             return node.id
         case ast.Attribute():
-            raise Refused(unknown_name(name_of(node), constants))
+            raise Refused(unknown_name(name_of(node), ()))
         case ast.BinOp() if type(node.op) in _OPERATORS:
-            sign, left, right = _OPERATORS[type(node.op)], inner(node.left), inner(node.right)
-            if sign in _FLOORED and not _none_negative([node.left, node.right], constants):
+            sign, left, right = _OPERATORS[type(node.op)], _write(node.left), _write(node.right)
+            if sign in _FLOORED and not _none_negative([node.left, node.right]):
                 return f"{_FLOORED[sign]}({left}, {right})"
             return f"({left} {sign} {right})"
         case ast.UnaryOp():
             sign = {ast.USub: "-", ast.UAdd: "+", ast.Not: "!"}[type(node.op)]
-            return f"({sign}{inner(node.operand)})"
+            return f"({sign}{_write(node.operand)})"
         case ast.BoolOp():
             word = " && " if isinstance(node.op, ast.And) else " || "
-            return "(" + word.join(inner(value) for value in node.values) + ")"
+            return "(" + word.join(_write(value) for value in node.values) + ")"
         case ast.Compare():
-            return _comparison(node, inner)
+            return _comparison(node)
         case ast.IfExp():
-            return _choice(node, constants)
+            return _choice(node)
         case ast.Call(func=ast.Name(id=name)):
-            arguments = [inner(argument) for argument in node.args]
-            if name == "cdiv" and not _none_negative(node.args, constants):
+            arguments = [_write(argument) for argument in node.args]
+            if name == "cdiv" and not _none_negative(node.args):
                 left, right = arguments
                 return f"(-{_FLOORED['/']}(-({left}), {right}))"
             return _call(name, arguments)
     raise Refused(f"{place_of(node)}{describe(node)} has no exact meaning in whole numbers")
 
 
-def _none_negative(nodes: list[ast.expr], constants: Env) -> bool:
-    return all(_is_not_negative(node, constants) for node in nodes)
+def _none_negative(nodes: list[ast.expr]) -> bool:
+    return all(map(_is_not_negative, nodes))
 
 
-def _is_not_negative(node: ast.expr, constants: Env) -> bool:
-    """Whether the value is certainly 0 or more; a name that is left is a size."""
-    names: set[str] = set()
-    code = compile_tree(node, names, 0)
-    if all(name in constants for name in names):
-        value = code(constants)
+def _is_not_negative(node: ast.expr) -> bool:
+    """Whether the value is certainly 0 or more; a name is a size."""
+    value = _constant(node)
+    if value is not None:
         return isinstance(value, int | float) and value >= 0
     match node:
         case ast.Name() | ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
             return True
         case ast.BinOp(op=ast.Mod()):  # has the sign of what it is divided by
-            return _is_not_negative(node.right, constants)
+            return _is_not_negative(node.right)
         case ast.BinOp(op=ast.Add() | ast.Mult() | ast.FloorDiv()):
-            return _none_negative([node.left, node.right], constants)
+            return _none_negative([node.left, node.right])
         case ast.IfExp():
-            return _none_negative([node.body, node.orelse], constants)
+            return _none_negative([node.body, node.orelse])
         case ast.Call(func=ast.Name(id="abs")):
             return True
         case ast.Call(func=ast.Name(id="max")):
-            return any(_is_not_negative(argument, constants) for argument in node.args)
+            return any(_is_not_negative(argument) for argument in node.args)
         case ast.Call():
-            return _none_negative(node.args, constants)
+            return _none_negative(node.args)
     return False
 
 
@@ -144,14 +142,14 @@ def _number(value: Value) -> str:
     return f"int64_t{{{number}}}"  # typed, so that products of literals cannot overflow int
 
 
-def _comparison(node: ast.Compare, inner: Callable[[ast.expr], str]) -> str:
+def _comparison(node: ast.Compare) -> str:
     if isinstance(node.ops[0], ast.In | ast.NotIn):
-        left = inner(node.left)
+        left = _write(node.left)
         listed = members(node.comparators[0])
         tests = [f"{left} == {_number(m)}" for m in listed if not isinstance(m, str)]
         text = "(" + (" || ".join(tests) or "false") + ")"
         return text if isinstance(node.ops[0], ast.In) else f"(!{text})"
-    terms = [inner(term) for term in (node.left, *node.comparators)]
+    terms = [_write(term) for term in (node.left, *node.comparators)]
     signs = [_OPERATORS[type(op)] for op in node.ops]
     links = [f"{terms[i]} {sign} {terms[i + 1]}" for i, sign in enumerate(signs)]
     return (
@@ -159,12 +157,11 @@ def _comparison(node: ast.Compare, inner: Callable[[ast.expr], str]) -> str:
     )
 
 
-def _choice(node: ast.IfExp, constants: Env) -> str:
-    names: set[str] = set()
-    code = compile_tree(node.test, names, 0)
-    if all(name in constants for name in names):  # the other branch may hold words
-        return _write(node.body if truth(code(constants)) else node.orelse, constants)
-    test, yes, no = (_write(part, constants) for part in (node.test, node.body, node.orelse))
+def _choice(node: ast.IfExp) -> str:
+    value = _constant(node.test)
+    if value is not None:  # the other branch may hold words
+        return _write(node.body if truth(value) else node.orelse)
+    test, yes, no = map(_write, (node.test, node.body, node.orelse))
     return f"({test} ? {yes} : {no})"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.errors import InputError
+from tuner.errors import ExpressionError, InputError
 from tuner.space.constraints import (
     Constraint,
     Judge,
@@ -31,7 +31,7 @@ from tuner.space.constraints import (
 from tuner.space.diagram import Diagram, Layer
 from tuner.space.grammar import Env
 
-__all__ = ["Walk"]
+__all__ = ["Walk", "explain_nothing"]
 
 CHUNK = 2**20  # partial configurations judged at once: 8 MiB a column
 MAX_VISITED = 150_000_000  # partial configurations judged; about 10 s
@@ -309,3 +309,44 @@ def _merge(
     examples = np.empty(int(is_there.sum()), dtype=np.int64)
     examples[targets] = np.arange(num)
     return targets, examples
+
+
+# ---- why nothing is feasible ----------------------------------------------------------------
+
+
+def explain_nothing(walk: Walk) -> str:
+    """Return the message for a space in which nothing is feasible.
+
+    Args:
+        walk: as it ended; walks without one of its constraints tell which of them is the cause.
+    """
+    lines = [f"no configuration is feasible: all {walk.num_cartesian:,} are rejected"]
+    for constraint, count in zip(walk.constraints, walk.rejected, strict=True):
+        if not count:
+            continue
+        origin = f", {constraint.origin}" if constraint.origin else ""
+        rule = f"({constraint.expression.text}{origin})"
+        lines.append(f"  {round(count):,} by: {constraint.why} {rule}")
+        facts = sorted(constraint.names & walk.facts.keys())
+        if facts:
+            lines.append("    with " + ", ".join(f"{n} = {walk.facts[n]}" for n in facts))
+    lines.append("  " + _hint_to_loosen(walk))
+    return "\n".join(lines)
+
+
+def _hint_to_loosen(walk: Walk) -> str:
+    """Find the constraints any one of which, left out, would leave something feasible."""
+    alone = []
+    for number, constraint in enumerate(walk.constraints):
+        if walk.rejected[number] and walk.num_visited < 1_000_000:  # each try costs as much again
+            rest = (*walk.constraints[:number], *walk.constraints[number + 1 :])
+            try:
+                if Walk(walk.parameters, rest, walk.facts).run() is not None:
+                    alone.append(repr(constraint.why))
+            except ExpressionError:  # it guarded another one
+                continue
+            except InputError:  # too many, so not nothing
+                alone.append(repr(constraint.why))
+    if alone:
+        return f"hint: loosen {' or '.join(alone)}, or give other values to its parameters"
+    return "hint: no single constraint is the cause: loosen more than one, or give other values"

@@ -1,8 +1,7 @@
 """The one small grammar that constraints, `when`, shapes and step arguments are written in.
 
-It is parsed with Python's own parser and interpreted node by node (`grammar`). `compiled` makes a
-Python function of the tree for the many configurations of a space, `cpp` writes it as C++: what is
-outside the grammar reaches neither.
+It is parsed with Python's own parser. `grammar` makes a Python function of the tree, `cpp` writes
+it as C++: what is outside the grammar reaches neither.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Expression:
         try:
             tree = _parse_tree(stripped)
             names: set[str] = set()
-            code = compile_tree(tree, names, 0)
+            code = compile_tree(tree, names)
         except Refused as refusal:
             raise expression_error(stripped, str(refusal)) from None
         return cls(stripped, frozenset(names), tree, code)
@@ -96,9 +95,12 @@ class Expression:
             ExpressionError: as for `holds`, but for names.
         """
         try:
-            return self._condition(self._compute(env))
+            value = self.code(env)
         except KeyError:
             return None
+        except Exception:  # for any reason, which this says
+            value = self._compute(env)
+        return value if isinstance(value, bool) else self._condition(value)
 
     def _condition(self, value: Value) -> bool:
         if isinstance(value, str):

@@ -1,12 +1,12 @@
-"""What each node of an expression's tree means: from the tree to nested functions."""
+"""What each node of an expression's tree means: from the tree to a Python function."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import math
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuner.trial import Value
@@ -47,47 +47,56 @@ def place_of(node: ast.AST) -> str:
     return f"column {getattr(node, 'col_offset', 0) + 1}: "
 
 
-def compile_tree(node: ast.expr, names: set[str], depth: int) -> Code:
+def compile_tree(
+    node: ast.expr, names: set[str], arguments: Sequence[str] = ()
+) -> Callable[..., Value]:
     """Turn `node` into a function of the environment, adding the names it uses to `names`.
+
+    Only what is part of the grammar is compiled: names, literals and its operators. The values of
+    `arguments` are given to the function behind the environment, which has the other names.
 
     Raises:
         Refused: it is outside the grammar. The function raises it too, or KeyError for a name
             that is missing, or an ArithmeticError.
     """
+    _check(node, names, 0)
+    places = {name: f"n{place}" for place, name in enumerate(arguments)}
+    takes = [ast.arg(name) for name in ("env", *places.values())]
+    body = _Writer(places).visit(node)
+    function = ast.Lambda(ast.arguments([], takes, None, [], [], None, []), body)
+    text = ast.fix_missing_locations(ast.Expression(function))
+    found: Callable[..., Value] = eval(compile(text, "<expression>", "eval"), dict(_GLOBALS))
+    return found
+
+
+def _check(node: ast.expr, names: set[str], depth: int) -> None:
+    """Refuse what is outside the grammar; add the names that are used to `names`."""
     if depth > MAX_DEPTH:
         raise Refused(f"{place_of(node)}nested deeper than {MAX_DEPTH} levels")
-
-    def inner(child: ast.expr) -> Code:
-        return compile_tree(child, names, depth + 1)
-
+    inner: list[ast.expr]
     match node:
         case ast.Constant():
-            constant = _constant(node)
-            return lambda env: constant
+            _constant(node)
+            return
         case ast.Name() | ast.Attribute():
-            name = name_of(node)
-            names.add(name)
-            return operator.itemgetter(name)
-        case ast.BinOp() if type(node.op) in _ARITHMETIC:
-            return _arithmetic(type(node.op), inner(node.left), inner(node.right))
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-            sign = -1 if isinstance(node.op, ast.USub) else 1
-            return _arithmetic(ast.Mult, lambda env: sign, inner(node.operand))
-        case ast.UnaryOp(op=ast.Not()):
-            operand = inner(node.operand)
-            return lambda env: not truth(operand(env))
+            names.add(name_of(node))
+            return
+        case ast.BinOp() if isinstance(node.op, _ARITHMETIC):
+            inner = [node.left, node.right]
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Not()):
+            inner = [node.operand]
         case ast.BoolOp():
-            return _connective(node.op, [inner(value) for value in node.values])
+            inner = node.values
         case ast.Compare():
-            return _comparison(node, inner)
+            inner = _compared(node)
         case ast.IfExp():
-            test, yes, no = inner(node.test), inner(node.body), inner(node.orelse)
-            return lambda env: yes(env) if truth(test(env)) else no(env)
+            inner = [node.test, node.body, node.orelse]
         case ast.Call():
-            function, arguments = _call(node)
-            codes = [inner(argument) for argument in arguments]
-            return lambda env: bounded(function(*[_number(code(env)) for code in codes]))
-    raise Refused(f"{place_of(node)}{describe(node)} is not part of the grammar")
+            inner = _arguments(node)
+        case _:
+            raise Refused(f"{place_of(node)}{describe(node)} is not part of the grammar")
+    for child in inner:
+        _check(child, names, depth + 1)
 
 
 def describe(node: ast.AST) -> str:
@@ -125,9 +134,20 @@ def name_of(node: ast.expr) -> str:
     raise Refused(f"{place_of(node)}only names have dots in them, as in device.num_sms")
 
 
-def _number(value: Value) -> int | float:
+def number(value: Value) -> int | float:
+    """Return a value as a number.
+
+    Raises:
+        Refused: it is a word.
+    """
     if isinstance(value, str):
         raise Refused(f"arithmetic on the word {value!r}")
+    return value
+
+
+def _ordered(value: Value) -> int | float:
+    if isinstance(value, str):
+        raise Refused(f"words have no order: {value!r}")
     return value
 
 
@@ -167,80 +187,101 @@ def power(base: int | float, exponent: int | float) -> int | float:
     return power
 
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[int | float, int | float], int | float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: power,
-}
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+_ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
-def _arithmetic(kind: type[ast.operator], left: Code, right: Code) -> Code:
-    compute = _ARITHMETIC[kind]
-
-    def run(env: Env) -> Value:
-        first, second = left(env), right(env)
-        if first.__class__ is str or second.__class__ is str:  # faster than calling _number
-            _number(first), _number(second)
-        number = compute(first, second)  # type: ignore[arg-type]
-        return number if -MAX_NUMBER <= number <= MAX_NUMBER else bounded(number)
-
-    return run
-
-
-def _connective(kind: ast.boolop, parts: list[Code]) -> Code:
-    if isinstance(kind, ast.And):
-        return lambda env: all(truth(part(env)) for part in parts)
-    return lambda env: any(truth(part(env)) for part in parts)
+def _compared(node: ast.Compare) -> list[ast.expr]:
+    """Return what a comparison computes: all of it but the list after `in`."""
+    if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+        if len(node.ops) > 1:
+            raise Refused(f"{place_of(node)}`in` cannot be chained with another comparison")
+        members(node.comparators[0])
+        return [node.left]
+    if not all(isinstance(op, (ast.Eq, ast.NotEq, *_ORDER)) for op in node.ops):
+        raise Refused(f"{place_of(node)}`is` is not part of the grammar; use ==")
+    return [node.left, *node.comparators]
 
 
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+class _Writer(ast.NodeTransformer):
+    """Writes into a tree what the grammar asks: bounds of numbers, no words where none may be."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places  # names that are arguments, by what these are called
+
+    def visit_Name(self, node: ast.Name | ast.Attribute) -> ast.expr:
+        name = name_of(node)
+        if name in self._places:
+            return ast.Name(self._places[name], ast.Load())
+        return ast.Subscript(ast.Name("env", ast.Load()), ast.Constant(name), ast.Load())
+
+    visit_Attribute = visit_Name
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        operands = [self._no_word(each, "number") for each in (node.left, node.right)]
+        if isinstance(node.op, ast.Pow):
+            return _bounded(_call("power", *operands))
+        return _bounded(ast.BinOp(operands[0], node.op, operands[1]))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if isinstance(node.op, ast.Not):
+            return ast.UnaryOp(node.op, self._no_word(node.operand, "truth"))
+        return _bounded(ast.UnaryOp(node.op, self._no_word(node.operand, "number")))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        parts = [self._no_word(value, "truth") for value in node.values]
+        return _call("bool", ast.BoolOp(node.op, parts))
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        branches = self.visit(node.body), self.visit(node.orelse)
+        return ast.IfExp(self._no_word(node.test, "truth"), *branches)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        arguments = [self._no_word(argument, "number") for argument in node.args]
+        return _bounded(ast.Call(node.func, arguments, []))
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        terms = [node.left, *node.comparators]
+        links: list[ast.expr] = []
+        for (left, right), op in zip(itertools.pairwise(terms), node.ops, strict=True):
+            if isinstance(op, ast.In | ast.NotIn):
+                link = ast.Compare(self.visit(left), [op], [right])  # a list of literals
+            elif isinstance(op, ast.Eq | ast.NotEq):
+                link = ast.Compare(self.visit(left), [op], [self.visit(right)])
+            else:
+                ends = [self._no_word(each, "ordered") for each in (left, right)]
+                link = ast.Compare(ends[0], [op], [ends[1]])
+            links.append(link)
+        return links[0] if len(links) == 1 else ast.BoolOp(ast.And(), links)
+
+    def _no_word(self, node: ast.expr, check: str) -> ast.expr:
+        """Return the node, which is given to a function where it might be a word."""
+        written: ast.expr = self.visit(node)
+        if isinstance(node, ast.Name | ast.Attribute | ast.IfExp):
+            return _call_if_word(written, check)
+        is_word = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        return _call(check, written) if is_word else written
 
 
-def _comparison(node: ast.Compare, inner: Callable[[ast.expr], Code]) -> Code:
-    links: list[tuple[ast.cmpop, Code | tuple[Value, ...]]] = []
-    for op, right in zip(node.ops, node.comparators, strict=True):
-        if isinstance(op, ast.In | ast.NotIn):
-            links.append((op, members(right)))
-        elif type(op) in _COMPARISONS:
-            links.append((op, inner(right)))
-        else:
-            raise Refused(f"{place_of(node)}`is` is not part of the grammar; use ==")
-    first = inner(node.left)
-    if len(links) == 1:
-        return _link(first, *links[0])
-    if any(isinstance(right, tuple) for _, right in links):
-        raise Refused(f"{place_of(node)}`in` cannot be chained with another comparison")
-    chain = list(zip([first, *[right for _, right in links]], links, strict=False))
-    parts = [_link(left, op, right) for left, (op, right) in chain]  # type: ignore[arg-type]
-    return lambda env: all(part(env) for part in parts)
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
 
 
-def _link(left: Code, op: ast.cmpop, right: Code | tuple[Value, ...]) -> Code:
-    if isinstance(right, tuple):
-        members, wanted = right, isinstance(op, ast.In)
-        return lambda env: (left(env) in members) is wanted
-    compare, other = _COMPARISONS[type(op)], right
-    if isinstance(op, ast.Eq | ast.NotEq):
-        return lambda env: compare(left(env), other(env))
+def _call_if_word(node: ast.expr, check: str) -> ast.expr:
+    """Return the node, which is given to a function if it is a word: most are numbers."""
+    kept = ast.NamedExpr(ast.Name("value", ast.Store()), node)
+    kind = ast.Attribute(kept, "__class__", ast.Load())
+    is_word = ast.Compare(kind, [ast.Is()], [ast.Name("str", ast.Load())])
+    value = ast.Name("value", ast.Load())
+    return ast.IfExp(is_word, _call(check, value), value)
 
-    def ordered(env: Env) -> bool:
-        first, second = left(env), other(env)
-        if first.__class__ is str or second.__class__ is str:
-            raise Refused(f"words have no order: {first!r} and {second!r}")
-        return compare(first, second)
 
-    return ordered
+def _bounded(node: ast.expr) -> ast.expr:
+    """Return the node, which raises beyond 64 bits."""
+    found, limit = ast.Name("found", ast.Load()), ast.Constant(MAX_NUMBER)
+    kept = ast.NamedExpr(ast.Name("found", ast.Store()), node)
+    test = ast.Compare(ast.UnaryOp(ast.USub(), limit), [ast.LtE(), ast.LtE()], [kept, limit])
+    return ast.IfExp(test, found, _call("bounded", found))
 
 
 def members(node: ast.expr) -> tuple[Value, ...]:
@@ -259,7 +300,7 @@ def _literal(node: ast.expr) -> Value:
         case ast.Constant():
             return _constant(node)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() as constant):
-            return -_number(_constant(constant))
+            return -number(_constant(constant))
     raise Refused(f"{place_of(node)}a list after `in` holds numbers, booleans and words only")
 
 
@@ -283,15 +324,23 @@ FUNCTIONS: dict[str, tuple[Callable[..., int | float], int, int]] = {
 }
 
 
-def _call(node: ast.Call) -> tuple[Callable[..., int | float], list[ast.expr]]:
+def _arguments(node: ast.Call) -> list[ast.expr]:
+    """Return the arguments of a call, of a function that there is."""
     name = node.func.id if isinstance(node.func, ast.Name) else None
     if name not in FUNCTIONS:
         known = ", ".join(FUNCTIONS)
         raise Refused(f"{place_of(node)}{name or 'this'} cannot be called; only {known} can")
-    function, least, most = FUNCTIONS[name]
+    _, least, most = FUNCTIONS[name]
     if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
         raise Refused(f"{place_of(node)}{name} takes plain arguments only")
     if not least <= len(node.args) <= most:
         takes = str(least) if least == most else f"{least} to {most}"
         raise Refused(f"{place_of(node)}{name} takes {takes} arguments, got {len(node.args)}")
-    return function, node.args
+    return node.args
+
+
+_GLOBALS: dict[str, Any] = {
+    "__builtins__": {}, "str": str, "bool": bool, "bounded": bounded, "number": number,
+    "ordered": _ordered, "power": power, "truth": truth,
+    **{name: entry[0] for name, entry in FUNCTIONS.items()},
+}  # fmt: skip

@@ -26,10 +26,8 @@ from tuner.space.constraints import (
     check_declared,
     index_type,
 )
-from tuner.space.diagram import Diagram
-from tuner.space.emptiness import explain_nothing
-from tuner.space.enumeration import Walk
-from tuner.space.listed import Listed
+from tuner.space.diagram import Diagram, Listed
+from tuner.space.enumeration import Walk, explain_nothing
 from tuner.trial import Params, Value
 
 __all__ = ["SearchSpace"]

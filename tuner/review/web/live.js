@@ -125,7 +125,7 @@
   for (const chart of chartsOf.keys()) watch.observe(byId(`figure-${chart}`));
 
   // ---- what whoever waits wants to know: the phase, how far it is, and what is left
-  let waiting = null, toldAt = 0;
+  let waiting = null, sentAt = 0;
   function write(id, text) {  // only what changed: a reader of the screen says every change
     const place = byId(id).querySelector("span") ?? byId(id);
     if (place.textContent !== text) place.textContent = text;
@@ -138,11 +138,11 @@
   }
   function tick() {
     if (!waiting) return;
-    const age = waiting.age_s + (performance.now() - toldAt) / 1000, bar = byId("bar");
-    const told = [waiting.counted || `for ${Math.floor(age)} s`];
-    if (waiting.left_s !== null) told.push(leftWords(waiting.left_s - age));
-    byId("counted").textContent = told.join(", ");
-    bar.setAttribute("aria-valuetext", told.join(", "));
+    const age = waiting.age_s + (performance.now() - sentAt) / 1000, bar = byId("bar");
+    const words = [waiting.counted || `for ${Math.floor(age)} s`];
+    if (waiting.left_s !== null) words.push(leftWords(waiting.left_s - age));
+    byId("counted").textContent = words.join(", ");
+    bar.setAttribute("aria-valuetext", words.join(", "));
     bar.toggleAttribute("aria-valuenow", waiting.total !== null);
     bar.toggleAttribute("aria-valuemax", waiting.total !== null);
     if (waiting.total !== null) {
@@ -153,7 +153,7 @@
     bar.firstElementChild.style.width = share === null ? "" : `${100 * share}%`;
   }
   function showWaiting(found) {
-    [waiting, toldAt] = [found, performance.now()];
+    [waiting, sentAt] = [found, performance.now()];
     byId("waiting").hidden = !found;
     if (!found) return;
     write("phase", found.phase[0].toUpperCase() + found.phase.slice(1));
@@ -204,7 +204,7 @@
     const speed = run.speedup === null ? "" : `, best ${run.is_verified ? "" : "so far "}${site.ratio(run.speedup)}`;
     byId("state").textContent = run.state;
     byId("state").className = `state ${run.state}`;
-    byId("told").textContent =
+    byId("count").textContent =
       `${run.num_trials.toLocaleString("en-US")} ${run.num_trials === 1 ? "trial" : "trials"}${speed}`;
     byId("stop").hidden = !job?.is_alive;
     byId("stop").textContent = job?.num_stops ? "Stop at once" : "Stop";

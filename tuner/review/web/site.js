@@ -26,7 +26,7 @@ const site = (() => {
     return null;
   }
   // Server-sent events while the page is seen: a browser has six connections for all its tabs.
-  function follow(path, told) {
+  function follow(path, onState) {
     let source = null;
     const update = () => {
       if (document.hidden) {
@@ -34,7 +34,7 @@ const site = (() => {
         source = null;
       } else if (!source) {
         source = new EventSource(path);
-        source.onmessage = ({data}) => told(JSON.parse(data));
+        source.onmessage = ({data}) => onState(JSON.parse(data));
         source.onerror = () => document.body.classList.add("lost");
         source.onopen = () => document.body.classList.remove("lost");
       }
