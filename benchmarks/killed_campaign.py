@@ -1,13 +1,14 @@
 """Tune small modules on a cluster of this host while all that works on them is killed at random.
 
     python -m benchmarks.killed_campaign [--problems 12] [--agents 4] [--seed 0] \
-        [--agent-every 10] [--parent-every 40]
+        [--agent-every S] [--parent-every S]
 
 First each problem undisturbed, two side by side. Then the same campaign on agents of a cluster:
 every few seconds one of the agents gets SIGKILL, or SIGSTOP for a while, and a new one joins; more
 seldom the campaign, or the `tune` that it started, or one of that one's processes is killed, and
-begun again. In the end every problem must have ended as it did undisturbed. What is compared is
-what no clock and no chance decides (`ended`):
+begun again. How often depends on how long a problem took undisturbed, so that a slow machine has
+as many kills and not more. In the end every problem must have ended as it did undisturbed. What is
+compared is what no clock and no chance decides (`ended`):
 
     the status of the problem
     of each question, by its number: what was asked, the key of the candidate's source, the status
@@ -52,6 +53,7 @@ MODES = """{% if mode == "wrong" %}
   return nullptr;
 """
 STOPPED_S = 3.0
+SIDE_BY_SIDE = 2  # problems at a time, undisturbed
 KILLS_OF_TUNE = 2  # in one life of a campaign: at the third it gives a problem up
 
 
@@ -208,23 +210,33 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=12)
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--agent-every", type=float, default=10.0, help="seconds, on average")
-    parser.add_argument("--parent-every", type=float, default=40.0)
+    parser.add_argument(
+        "--agent-every", type=float, help="seconds, on average; a third of a problem if none"
+    )
+    parser.add_argument("--parent-every", type=float, help="a problem's time if none")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tuner-campaign-") as name:
         folder = Path(name)
         listed = write_problems(folder, asked.problems)
         tune = [sys.executable, "-m", "tuner", "campaign", str(listed), "--runs-dir"]
         began_s = time.monotonic()
-        undisturbed = [*tune, str(folder / "alone"), "--devices", "0,1"]
+        undisturbed = [
+            *tune,
+            str(folder / "alone"),
+            "--devices",
+            ",".join(map(str, range(SIDE_BY_SIDE))),
+        ]
         subprocess.run(undisturbed, stdout=subprocess.DEVNULL, check=True)
         alone = ended(listed, folder / "alone", [])
-        print(f"undisturbed: {time.monotonic() - began_s:.0f} s", flush=True)
+        undisturbed_s = time.monotonic() - began_s
+        problem_s = SIDE_BY_SIDE * undisturbed_s / asked.problems
+        agent_s, parent_s = asked.agent_every or problem_s / 3, asked.parent_every or problem_s
+        print(f"undisturbed: {undisturbed_s:.0f} s, {problem_s:.0f} s a problem", flush=True)
         cluster = Cluster(folder, asked.agents, random.Random(asked.seed))
         is_over = threading.Event()
 
         def harm() -> None:
-            while not is_over.wait(cluster.draw.expovariate(1.0 / asked.agent_every)):
+            while not is_over.wait(cluster.draw.expovariate(1.0 / agent_s)):
                 cluster.harm()
 
         harming = threading.Thread(target=harm)
@@ -234,7 +246,7 @@ def main() -> None:
         began_s = time.monotonic()
         harming.start()
         try:
-            code = harmed(command, cluster, log, asked.parent_every)
+            code = harmed(command, cluster, log, parent_s)
         finally:
             is_over.set()
             harming.join()
