@@ -42,7 +42,7 @@ from tuner.fleet.local import local_fleet
 from tuner.fleet.wire import Blobs, Garbled, digest_of
 from tuner.kernel.builder import Builder
 from tuner.kernel.toolchain import Toolchain
-from tuner.kernel.triton_files import KERNELS_FILE, unpack
+from tuner.kernel.triton_files import KERNELS_FILE, pack, unpack
 from tuner.machine.datasheets import known_device
 from tuner.machine.limits import limits_of
 from tuner.plans import Argument, Plan, Step, Tensor
@@ -617,6 +617,25 @@ def test_a_host_with_another_triton_compiles_all_else(hosts):
     words = [words for _, words in hosts.said]
     assert re.fullmatch(r"compiles all but Triton's kernels: Triton \S+ instead of 0\.1", words[0])
     assert words[1] == "ready"
+
+
+def test_kernels_that_builds_share_are_placed_once_and_those_half_made_are_completed(tmp_path):
+    made = tmp_path / "made" / "KEY"
+    made.mkdir(parents=True)
+    (made / "k.cubin").write_bytes(b"code")
+    listed = {"child_paths": {"k.cubin": str(made / "k.cubin")}}
+    (made / "__grp__k.json").write_text(json.dumps(listed))
+    packed = tmp_path / KERNELS_FILE
+    packed.write_bytes(pack([made]))
+    cache = tmp_path / "cache"
+    half = cache / "KEY"
+    half.mkdir(parents=True)  # of a compiler that was killed
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: unpack(packed, cache), range(50)))
+    found = json.loads((half / "__grp__k.json").read_text())
+    assert found == {"child_paths": {"k.cubin": str(half / "k.cubin")}}
+    assert (half / "k.cubin").read_bytes() == b"code"
+    assert list(cache.iterdir()) == [half]
 
 
 def test_a_file_that_is_no_part_of_tritons_cache_is_refused(tmp_path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable
@@ -39,10 +38,11 @@ def pack(folders: Iterable[Path]) -> bytes:
 
 
 def unpack(packed: Path, cache: Path) -> None:
-    """Place packed folders in Triton's cache, each whole or not at all.
+    """Place packed folders in Triton's cache, where those that are there already stay.
 
     Raises:
         ValueError: it holds something else.
+        OSError: as the file system says.
     """
     cache.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(packed) as file, tempfile.TemporaryDirectory(dir=cache) as aside:
@@ -56,7 +56,8 @@ def unpack(packed: Path, cache: Path) -> None:
                 listed = json.loads(path.read_text())[_PATHS]
                 moved = {name: str(place / Path(at).name) for name, at in listed.items()}
                 path.write_text(json.dumps({_PATHS: moved}))
-            if not place.exists():
-                os.replace(made, place)
-            elif not any(place.glob(f"{_GROUP}*")):  # begun by a compiler that was killed
-                shutil.copytree(made, place, dirs_exist_ok=True)
+            if any(place.glob(f"{_GROUP}*")):
+                continue  # another build has the same kernel
+            place.mkdir(exist_ok=True)
+            for path in sorted(made.iterdir(), key=lambda path: path.name.startswith(_GROUP)):
+                os.replace(path, place / path.name)  # a kernel is found by the last of its files
