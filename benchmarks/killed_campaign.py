@@ -1,13 +1,12 @@
 """Tune small modules on a cluster of this host while all that works on them is killed at random.
 
     python -m benchmarks.killed_campaign [--problems 12] [--agents 4] [--seed 0] \
-        [--agent-every S] [--parent-every S]
+        [--agent-every 15] [--parent-every 60]
 
-First each problem undisturbed, two side by side. Then the same campaign on agents of a cluster:
-every few seconds one of the agents gets SIGKILL, or SIGSTOP for a while, and a new one joins; more
-seldom the campaign, or the `tune` that it started, or one of that one's processes is killed, and
-begun again. How often depends on how long a problem took undisturbed, so that a slow machine has
-as many kills and not more. In the end every problem must have ended as it did undisturbed. What is
+Each problem is tuned undisturbed, two side by side; meanwhile the same campaign goes on agents of a
+cluster: every few seconds one of the agents gets SIGKILL, or SIGSTOP for a while, and a new one
+joins; more seldom the campaign, or the `tune` that it started, or one of that one's processes is
+killed, and begun again. In the end every problem must have ended as it did undisturbed. What is
 compared is what no clock and no chance decides (`ended`):
 
     the status of the problem
@@ -53,7 +52,6 @@ MODES = """{% if mode == "wrong" %}
   return nullptr;
 """
 STOPPED_S = 3.0
-SIDE_BY_SIDE = 2  # problems at a time, undisturbed
 KILLS_OF_TUNE = 2  # in one life of a campaign: at the third it gives a problem up
 
 
@@ -210,58 +208,54 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=12)
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--agent-every", type=float, help="seconds, on average; a third of a problem if none"
-    )
-    parser.add_argument("--parent-every", type=float, help="a problem's time if none")
+    parser.add_argument("--agent-every", type=float, default=15.0, help="seconds, on average")
+    parser.add_argument("--parent-every", type=float, default=60.0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tuner-campaign-") as name:
         folder = Path(name)
         listed = write_problems(folder, asked.problems)
         tune = [sys.executable, "-m", "tuner", "campaign", str(listed), "--runs-dir"]
         began_s = time.monotonic()
-        undisturbed = [
-            *tune,
-            str(folder / "alone"),
-            "--devices",
-            ",".join(map(str, range(SIDE_BY_SIDE))),
-        ]
-        subprocess.run(undisturbed, stdout=subprocess.DEVNULL, check=True)
-        alone = ended(listed, folder / "alone", [])
-        undisturbed_s = time.monotonic() - began_s
-        problem_s = SIDE_BY_SIDE * undisturbed_s / asked.problems
-        agent_s, parent_s = asked.agent_every or problem_s / 3, asked.parent_every or problem_s
-        print(f"undisturbed: {undisturbed_s:.0f} s, {problem_s:.0f} s a problem", flush=True)
+        undisturbed = subprocess.Popen(
+            [*tune, str(folder / "alone"), "--devices", "0,1"], stdout=subprocess.DEVNULL
+        )
         cluster = Cluster(folder, asked.agents, random.Random(asked.seed))
         is_over = threading.Event()
 
         def harm() -> None:
-            while not is_over.wait(cluster.draw.expovariate(1.0 / agent_s)):
+            while not is_over.wait(cluster.draw.expovariate(1.0 / asked.agent_every)):
                 cluster.harm()
 
         harming = threading.Thread(target=harm)
         options = ["--cluster", cluster.address]
         options += ["--certificate", str(folder / "certificates" / "tuner.pem")]
         command, log = [*tune, str(folder / "harmed"), *options], folder / "log.txt"
-        began_s = time.monotonic()
         harming.start()
         try:
-            code = harmed(command, cluster, log, parent_s)
+            code = harmed(command, cluster, log, asked.parent_every)
+            print(f"harmed: {time.monotonic() - began_s:.0f} s", flush=True)
+            code += undisturbed.wait()
+            print(f"undisturbed: {time.monotonic() - began_s:.0f} s", flush=True)
         finally:
+            undisturbed.kill()
             is_over.set()
             harming.join()
             cluster.close()
+        alone = ended(listed, folder / "alone", [])
         found = ended(listed, folder / "harmed", options)
         reported = ", ".join(f"{count} {what}" for what, count in cluster.kills.items())
-        print(f"harmed: {time.monotonic() - began_s:.0f} s; killed: {reported}; exit code {code}")
+        print(f"killed: {reported}; exit code {code}")
         differing = [name for name in alone if alone[name] != found[name]]
         for name in differing:
+            print((folder / "harmed" / "logs" / f"{name}.txt").read_text()[-4000:])
             for what in sorted({*alone[name], *found[name]}):
                 left, right = alone[name].get(what), found[name].get(what)
                 if left != right:
                     print(f"{name}, {what}:\n  undisturbed {left}\n  harmed      {right}")
         is_right = not code and not differing
-        print(f"{len(alone) - len(differing)} of {len(alone)} problems ended as they did alone")
+        print(
+            f"{len(alone) - len(differing)} of {len(alone)} problems ended as they did undisturbed"
+        )
         if not is_right:
             print(log.read_text()[-4000:])
     sys.exit(0 if is_right else 1)
