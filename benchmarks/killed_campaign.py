@@ -3,8 +3,8 @@
     python -m benchmarks.killed_campaign [--problems 12] [--agents 4] [--seed 0] \
         [--agent-every 15] [--parent-every 60]
 
-Each problem is tuned undisturbed, two side by side; meanwhile the same campaign goes on agents of a
-cluster: every few seconds one of the agents gets SIGKILL, or SIGSTOP for a while, and a new one
+Each problem is tuned undisturbed, two side by side; meanwhile the same campaign goes on agents of
+a cluster: every few seconds one of the agents gets SIGKILL, or SIGSTOP for a while, and a new one
 joins; more seldom the campaign, or the `tune` that it started, or one of that one's processes is
 killed, and begun again. In the end every problem must have ended as it did undisturbed. What is
 compared is what no clock and no chance decides (`ended`):
