@@ -8,6 +8,7 @@ killed or print for ever (test_build); workers (test_worker).
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,10 +25,11 @@ from tiny_operator import REFERENCE, TEMPLATE, config_text, write_family
 from tuner.environment import Environment
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.job_spec import explained
+from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
-from tuner.ranking import blamed
+from tuner.ranking import blamed, despite_kills
 from tuner.run import Run, create_run, open_run
-from tuner.trial import Status, Trial
+from tuner.trial import Check, Status, Trial
 
 ACCIDENTS = """
 {% elif mode == "eats_memory" %}
@@ -267,6 +269,50 @@ def test_a_failure_of_the_baselines_own_process_is_nobodys_but_the_machines():
     crash = WorkerCrashed("baseline", "time_model", "killed by signal 9 (SIGKILL)", -9, "")
     with pytest.raises(WorkerCrashed, match="baseline"):
         blamed(crash, NAMES)
+
+
+def in_turn(*results):
+    """Return a check or race that ends so, one time after the other; what is left is returned."""
+    left = list(results)
+
+    def ask():
+        result = left.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return ask, left
+
+
+CRASH = WorkerCrashed("trial 1", "time_model", "killed by signal 11 (SIGSEGV)", -11, "")
+WAS_KILLED = WorkerCrashed("trial 1", "time_model", describe_exit(-signal.SIGKILL), -9, "")
+REJECTED = Check(False, "float32", "three calls: wrong", ())
+CUT_SHORT = Check(False, "float32", f"three calls: {describe_exit(-signal.SIGKILL)}", ())
+ACCEPTED = Check(True, "float32", "", ())
+
+
+def test_what_something_else_killed_is_checked_and_raced_again():
+    for first in (WAS_KILLED, CUT_SHORT):
+        ask, left = in_turn(first, first, ACCEPTED)
+        assert despite_kills(ask) is ACCEPTED and not left
+
+
+def test_what_is_killed_each_time_is_believed_at_last():
+    ask, left = in_turn(WAS_KILLED, WAS_KILLED, WAS_KILLED, ACCEPTED)
+    with pytest.raises(WorkerCrashed):
+        despite_kills(ask)
+    assert left == [ACCEPTED]
+    ask, left = in_turn(CUT_SHORT, CUT_SHORT, CUT_SHORT, ACCEPTED)
+    assert despite_kills(ask) is CUT_SHORT and left == [ACCEPTED]
+
+
+def test_a_file_that_fails_by_itself_is_asked_once():
+    ask, left = in_turn(CRASH, ACCEPTED)
+    with pytest.raises(WorkerCrashed, match="SIGSEGV"):
+        despite_kills(ask)
+    assert left == [ACCEPTED]
+    ask, left = in_turn(REJECTED, ACCEPTED)
+    assert despite_kills(ask) is REJECTED and left == [ACCEPTED]
 
 
 # ---- folders that are somebody else's -------------------------------------------------------

@@ -6,14 +6,18 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -38,10 +42,20 @@ from tuner.fleet.local import local_fleet
 from tuner.fleet.wire import Blobs, Garbled, digest_of
 from tuner.kernel.builder import Builder
 from tuner.kernel.toolchain import Toolchain
+from tuner.kernel.triton_files import KERNELS_FILE, pack, unpack
 from tuner.machine.datasheets import known_device
 from tuner.machine.limits import limits_of
-from tuner.plans import Plan
-from tuner.trial import Build, Candidate, Measurement, Outcome, Status, Trial, to_json
+from tuner.plans import Argument, Plan, Step, Tensor
+from tuner.trial import (
+    Build,
+    Candidate,
+    Language,
+    Measurement,
+    Outcome,
+    Status,
+    Trial,
+    to_json,
+)
 
 NUM_DEVICES = 3
 LONG_S = 60.0  # that no job takes, however busy the machine is
@@ -442,19 +456,30 @@ class Hosts:
         return journal.read_text().split().count(what) if journal.exists() else 0
 
     @contextlib.contextmanager
-    def parent(self, cache: str, names: Sequence[str]) -> Iterator[Builder]:
+    def parent(
+        self,
+        cache: str,
+        names: Sequence[str],
+        toolchain: Toolchain | None = None,
+        languages: Sequence[Language] = ("cpp",),
+        triton_sizes: Sequence[dict[str, int]] = (),
+    ) -> Iterator[Builder]:
         """Yield a builder whose own compilers are busy, once the hosts are known."""
-        toolchain = Toolchain.find("cpu")
+        toolchain = toolchain or Toolchain.find("cpu")
         fleet = dask_fleet(
             self.cluster.address, self.cluster.certificate(certificates.TUNER), of_builders=True
         )
         builders = FleetBuilders(
-            fleet, "a-run", toolchain, ["cpp"], timeout_s=LONG_S,
+            fleet, "a-run", toolchain, languages, timeout_s=LONG_S, triton_sizes=triton_sizes,
             on_change=lambda name, words: self.said.append((name, words)),
         )  # fmt: skip
-        with Builder(toolchain, self.folder / cache, num_workers=1, elsewhere=builders) as builder:
+        with Builder(
+            toolchain, self.folder / cache, num_workers=1, elsewhere=builders,
+            triton_sizes=triton_sizes,
+        ) as builder:  # fmt: skip
+            ended = ("ready", "left out")
             reported = {self.full(name) for name in names}
-            wait_for(lambda: reported <= {name for name, _ in self.said})
+            wait_for(lambda: reported <= {n for n, words in self.said if words.startswith(ended)})
             builder._here.acquire()
             yield builder
 
@@ -530,6 +555,96 @@ def test_a_host_that_compiles_otherwise_is_left_out_with_the_difference(hosts):
             "variables CPATH, /elsewhere instead of none",
         )
     ]
+
+
+TRITON = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def doubled_kernel(x, y, n, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + places, 2.0 * tl.load(x + places, mask=places < n), mask=places < n)
+
+def doubled(x, y, n):
+    doubled_kernel[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)  # NOTE
+"""
+TRITON_PLAN = Plan(
+    "op",
+    (Argument("x", shape=("n",)),),
+    (Tensor("y", ("n",)),),
+    (),
+    (Step("call", "doubled", ("x", "y", "n")),),
+)
+
+
+def doubled(note: str = "") -> Candidate:
+    return Candidate("op", "t", {}, "triton", TRITON.replace("NOTE", note), TRITON_PLAN)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_that_triton_compiled_elsewhere_are_in_tritons_cache_here(hosts):
+    hosts.lend("a")
+    toolchain, sizes = Toolchain.find("cuda", 90, ["triton"]), [{"n": 1024}, {"n": 257}]
+    with hosts.parent("parent", ["a"], toolchain, ["triton"], sizes) as builder:
+        built = builder.submit(doubled()).result(LONG_S)
+        bad = Candidate("op", "t", {}, "triton", TRITON.replace("2.0 *", "2.0 +* "), TRITON_PLAN)
+        broken = builder.submit(bad).result(LONG_S)
+    assert (built.status, built.host) == (Status.CORRECT, hosts.full("a"))
+    assert len(built.kernels) == 2 and Path(built.artefact).read_text() == doubled().source
+    assert broken.status is Status.COMPILE and broken.host == hosts.full("a")
+    cache = hosts.folder / "parent" / "triton"
+    found = {path: path.stat().st_mtime_ns for path in cache.rglob("*.cubin")}
+    assert len(found) == 2
+    (hosts.folder / "a" / "cache").rename(hosts.folder / "gone")
+    with Builder(toolchain, cache.parent, num_workers=1, triton_sizes=sizes) as builder:
+        again = builder.submit(doubled("in other words")).result(LONG_S)
+    assert not again.is_cached and again.binary_key == built.binary_key
+    assert again.kernels == built.kernels
+    left = {path: path.stat().st_mtime_ns for path in cache.rglob("*.cubin")}
+    assert left == found, "Triton compiled nothing"
+
+
+def test_a_host_with_another_triton_compiles_all_else(hosts):
+    hosts.lend("a")
+    toolchain = replace(Toolchain.find("cpu"), triton="0.1")
+    with hosts.parent("parent", ["a"], toolchain, ["cpp", "triton"]) as builder:
+        assert builder.submit(added(1)).result(LONG_S).host == hosts.full("a")
+        here = builder.submit(doubled())
+        builder._here.release()
+        assert not here.result(LONG_S).host
+        builder._here.acquire()
+    words = [words for _, words in hosts.said]
+    assert re.fullmatch(r"compiles all but Triton's kernels: Triton \S+ instead of 0\.1", words[0])
+    assert words[1] == "ready"
+
+
+def test_kernels_that_builds_share_are_placed_once_and_those_half_made_are_completed(tmp_path):
+    made = tmp_path / "made" / "KEY"
+    made.mkdir(parents=True)
+    (made / "k.cubin").write_bytes(b"code")
+    listed = {"child_paths": {"k.cubin": str(made / "k.cubin")}}
+    (made / "__grp__k.json").write_text(json.dumps(listed))
+    packed = tmp_path / KERNELS_FILE
+    packed.write_bytes(pack([made]))
+    cache = tmp_path / "cache"
+    half = cache / "KEY"
+    half.mkdir(parents=True)  # of a compiler that was killed
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: unpack(packed, cache), range(50)))
+    found = json.loads((half / "__grp__k.json").read_text())
+    assert found == {"child_paths": {"k.cubin": str(half / "k.cubin")}}
+    assert (half / "k.cubin").read_bytes() == b"code"
+    assert list(cache.iterdir()) == [half]
+
+
+def test_a_file_that_is_no_part_of_tritons_cache_is_refused(tmp_path):
+    for name in ("../outside/a.cubin", "a.cubin", "a/b/c.cubin", "/a/b.cubin", "../b.cubin"):
+        with zipfile.ZipFile(tmp_path / KERNELS_FILE, "w") as file:
+            file.writestr(name, b"code")
+        with pytest.raises(ValueError, match="more than folders of Triton's cache"):
+            unpack(tmp_path / KERNELS_FILE, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 # ---- the parent and the agent, alone ------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,7 @@ class Source:
         run: str,
         toolchain: Toolchain,
         languages: Sequence[Language],
+        triton_sizes: Sequence[Mapping[str, int]],
         on_change: Callable[[str, str], None],
     ) -> Elsewhere | None:
         """Return what compiles candidates besides this host, if anything does."""
@@ -116,17 +117,16 @@ class Cluster(Source):
         run: str,
         toolchain: Toolchain,
         languages: Sequence[Language],
+        triton_sizes: Sequence[Mapping[str, int]],
         on_change: Callable[[str, str], None],
     ) -> Elsewhere | None:
-        """Return the cluster's builders. Triton's kernels are compiled on each host instead."""
-        native = [name for name in languages if name != "triton"]
-        if not native:
-            return None
+        """Return the cluster's builders."""
         return FleetBuilders(
             dask_fleet(self.address, self.certificate, of_builders=True),
             run,
             toolchain,
-            native,
+            languages,
+            triton_sizes=triton_sizes,
             timeout_s=BUILD_TIMEOUT_S,
             on_change=on_change,
         )

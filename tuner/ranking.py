@@ -1,20 +1,27 @@
-"""Which trials become finalists, and what is said of one that was raced."""
+"""Which trials become finalists, and what is said of one that was checked or raced."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from tuner.by_batch import FEW_ROWS_WORDS, MOST
 from tuner.errors import WorkerError
+from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
-from tuner.trial import Finalist, Trial
+from tuner.trial import Check, Finalist, Trial
 from tuner.wording import one_line
 
 __all__ = [
-    "blamed", "ranked_trials", "remarks_on", "structure", "why_nothing_correct",
+    "blamed", "despite_kills", "ranked_trials", "remarks_on", "structure", "why_nothing_correct",
 ]  # fmt: skip
+
+KILLED = describe_exit(-signal.SIGKILL)
+MAX_KILLED = 3  # times that a check or a race is begun whose processes something else kills
+Verdict = TypeVar("Verdict")
 
 
 def remarks_on(exported: Finalist) -> list[str]:
@@ -60,16 +67,42 @@ def structure(trial: Trial) -> str:
 
 def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
     """Return which of the contenders failed in a race, and how; raise the error if none did."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, WorkerCrashed | WorkerTimeout | JobFailed) and cause.worker in names:
             reason = cause.message if isinstance(cause, JobFailed) else cause.reason
             return cause.worker, f"in the race: {reason}"
-        cause = cause.__cause__
     for name in names:  # it could not even be loaded
         if str(error).startswith(f"{name}: "):
             return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
     raise error
+
+
+def despite_kills(ask: Callable[[], Verdict]) -> Verdict:
+    """Check or race again where something else killed a process of it: no fault of the file's.
+
+    One that was killed by a user or the kernel cannot be told from one that killed itself, or
+    takes all memory: what happens each time is believed at last.
+
+    Args:
+        ask: returns a check, or what a race found, or raises as a race does.
+    """
+    for _ in range(MAX_KILLED - 1):
+        try:
+            found = ask()
+        except WorkerError as error:
+            if not any(isinstance(c, WorkerCrashed) and c.was_killed for c in _causes(error)):
+                raise
+        else:
+            if not isinstance(found, Check) or KILLED not in found.reason:
+                return found
+    return ask()
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def why_nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> str:

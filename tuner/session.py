@@ -115,8 +115,9 @@ class Session:
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             self._name_set_aside()
             further = self.planned.family.op.extra_sizes
+            sizes = [{**further, **s} for s in self.planned.screening_sizes]
             elsewhere = self._source.builders(
-                self.run.path.name, self.toolchain, self.planned.languages, self._tell_of
+                self.run.path.name, self.toolchain, self.planned.languages, sizes, self._tell_of
             )
             builder = stack.enter_context(
                 Builder(
@@ -124,7 +125,7 @@ class Session:
                     default_cache_dir(),
                     num_workers=self.planned.num_workers,
                     elsewhere=elsewhere,
-                    triton_sizes=[{**further, **s} for s in self.planned.screening_sizes],
+                    triton_sizes=sizes,
                 )
             )
             try:

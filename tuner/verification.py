@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tuner.batching import Batching
 from tuner.errors import WorkerError
@@ -28,7 +29,7 @@ from tuner.intervals import rounds_of, tie_set
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
-from tuner.ranking import blamed, ranked_trials, remarks_on, structure
+from tuner.ranking import blamed, despite_kills, ranked_trials, remarks_on, structure
 from tuner.rivals import beside_compiled
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
@@ -300,7 +301,8 @@ class Verification:
             if self.shown == file.trial:
                 self.observer.on_probe(answered)
 
-        return self.verifier.check(file.contender, on_probe).strictly()  # a drop-in, too
+        # Strictly: it is a drop-in, too.
+        return despite_kills(lambda: self.verifier.check(file.contender, on_probe)).strictly()
 
     def _wait(self, compiled: Future[None]) -> None:
         start_s = time.monotonic()
@@ -339,7 +341,7 @@ class Verification:
         while chosen:
             contenders = [files[number].contender for number in chosen]
             try:
-                race = self._race(contenders)
+                race = despite_kills(partial(self._race, contenders))
             except WorkerError as error:
                 name, reason = blamed(error, [c.name for c in contenders])
                 number = next(n for n in chosen if files[n].contender.name == name)

@@ -3,6 +3,10 @@
 They compile what this host would: the same compilers, flags and, for code of the `native`
 processor, the same processor. Files come by their digests. What one of them has, of whatever run,
 no other one compiles. What is lost with a host is made by another one, at last by this one.
+
+Triton's kernels are compiled by those that have this host's Triton, without a GPU; the C++ that
+launches them needs the driver's library, and is compiled where that is. A Triton text that holds
+CUDA C++ is compiled by this host.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from tuner.errors import DeviceError
 from tuner.fleet.compiling import reported_of
 from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet
+from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.elsewhere import Elsewhere
 from tuner.kernel.toolchain import Toolchain
+from tuner.kernel.triton_files import KERNELS_FILE
 from tuner.trial import Build, Candidate, Language, Status, from_json, to_json
 
 __all__ = ["FleetBuilders"]
@@ -39,6 +45,7 @@ class FleetBuilders(Elsewhere):
         run: name of the run.
         toolchain: of this host; one that compiles otherwise is left out.
         languages: that they are to compile.
+        triton_sizes: as a `Builder`'s; without sizes Triton's kernels are left to this host.
         timeout_s: for one candidate.
         on_change: called with a host's name and what became of it, in words.
     """
@@ -50,12 +57,15 @@ class FleetBuilders(Elsewhere):
         toolchain: Toolchain,
         languages: Sequence[Language],
         *,
+        triton_sizes: Sequence[Mapping[str, int]] = (),
         timeout_s: float,
         on_change: Callable[[str, str], None],
     ) -> None:
         self._languages = list(languages)
+        self._on_change = on_change
         self._limit_s = timeout_s + MARGIN_S
         self._ours = reported_of(toolchain, [str(name) for name in languages])
+        self._no_triton: set[str] = set()  # hosts that have another Triton, or none
         self._held: dict[str, str] = {}  # who has a build, by its key
         self._known: set[str] = set()  # hosts that were opened
         self._num_begun = 0
@@ -64,6 +74,7 @@ class FleetBuilders(Elsewhere):
             "kind": toolchain.kind,
             "capability": toolchain.capability,
             "languages": self._languages,
+            "triton_sizes": [dict(sizes) for sizes in triton_sizes],
             "timeout_s": timeout_s,
         }
         opening = Opening(lambda name: payload, limit_s=OPEN_LIMIT_S, refusal=self._refusal)
@@ -82,7 +93,9 @@ class FleetBuilders(Elsewhere):
 
     def begin(self, candidate: Candidate, key: str, *, is_held: bool) -> bool:
         """Take a slot for a build; whether there is one. With `is_held` only where one has it."""
-        if candidate.language not in self._languages:
+        if candidate.language not in self._languages or not self._able(candidate.language):
+            return False
+        if candidate.language == "triton" and f"\n{CUDA_CODE} = " in candidate.source:
             return False
         if is_held and self._held.get(key) not in self._dispatch.devices:
             return False
@@ -116,30 +129,54 @@ class FleetBuilders(Elsewhere):
         """End their work for this run; what is being made is not."""
         self._dispatch.close()
 
+    def _able(self, language: Language) -> dict[str, float]:
+        """Return the hosts that compile a language, with the share of their builders at work."""
+        now = self._dispatch.at_work().items()
+        unable = self._no_triton if language == "triton" else ()
+        return {name: busy / slots for name, (slots, busy) in now if name not in unable}
+
     def _made(self, candidate: Candidate, key: str, folder: Path) -> tuple[Build, bool] | None:
-        held_by = self._held.get(key, "")
+        device, able = self._held.get(key, ""), self._able(candidate.language)
+        if device not in able:
+            device = ""  # any
+            if candidate.language == "triton":
+                if not able:
+                    return None
+                device = min(able, key=lambda name: able[name])
         call = self._dispatch.call(
             "build",
             {"candidate": json.loads(to_json(candidate))},
             limit_s=self._limit_s,
-            device=held_by if held_by in self._dispatch.devices else "",
+            device=device,
         )
         reply = call.result()
         build, is_final = from_json(Build, json.dumps(reply["build"])), bool(reply["is_final"])
         if build.key != key or (build.status is Status.COMPILE and not is_final):
             return None  # its compiler was killed, say
-        for name in filter(None, (build.artefact, build.log)):
+        names = [build.artefact, build.log]
+        if candidate.language == "triton" and build.status is Status.CORRECT:
+            if KERNELS_FILE not in reply["files"]:
+                return None
+            names.append(KERNELS_FILE)
+        for name in filter(None, names):
             data = self._dispatch.fetch(reply["on"], reply["files"][name], FETCH_LIMIT_S)
             (folder / Path(name).name).write_bytes(data)
         self._held[key] = reply["on"]
         return replace(build, host=reply["on"], started_at="", ended_at=""), is_final
 
     def _refusal(self, name: str, reply: Mapping[str, Any]) -> str:
-        if reply["signatures"] != self._ours["signatures"]:
+        theirs, ours = reply["signatures"], self._ours["signatures"]
+        other = [language for language in ours if theirs[language] != ours[language]]
+        self._no_triton -= {name}
+        if other == ["triton"] != list(ours):
+            self._no_triton |= {name}
+            words = f"Triton {reply.get('Triton')} instead of {self._ours['Triton']}"
+            self._on_change(name, f"compiles all but Triton's kernels: {words}")
+        elif other:
             other = [
-                f"{what} {_shown(reply[what])} instead of {_shown(ours)}"
+                f"{what} {_shown(reply.get(what))} instead of {_shown(ours)}"
                 for what, ours in self._ours.items()
-                if what != "signatures" and reply[what] != ours
+                if what != "signatures" and reply.get(what) != ours
             ]
             return f"it compiles otherwise than this host: {'; '.join(other) or 'another tuner'}"
         self._held |= dict.fromkeys(reply["keys"], name)

@@ -15,18 +15,24 @@ from typing import Any
 
 from tuner.errors import StorageError, ToolchainError, WorkerError
 from tuner.fleet.fleet import OPEN, AttemptLost
-from tuner.fleet.wire import Blobs
+from tuner.fleet.wire import Blobs, digest_of
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import keys_of, load
 from tuner.kernel.toolchain import Toolchain
-from tuner.trial import Candidate, from_json, to_json
+from tuner.kernel.triton_build import REPORT_FILE, AheadBuild
+from tuner.kernel.triton_files import KERNELS_FILE, pack
+from tuner.trial import Build, Candidate, Status, from_json, to_json
 
 __all__ = ["Compiling", "reported_of"]
 
 
 def reported_of(toolchain: Toolchain, languages: list[str]) -> dict[str, Any]:
-    """Return what two hosts must have in common to compile the same, JSON-able."""
+    """Return what two hosts must have in common to compile the same, JSON-able.
+
+    Where Triton is another one, or absent, they still compile all else the same.
+    """
     return {
+        "Triton": toolchain.triton or "none",
         "compilers": [text for path, text in toolchain.versions],
         "flags": [*toolchain.cpp_flags, *toolchain.device_flags],
         "processor": toolchain.cpu,
@@ -67,6 +73,10 @@ class Compiling:
             build = self._builder.submit(candidate).result()
             paths = [Path(path) for path in (build.artefact, build.log) if path is not None]
             digests = {path.name: self._blobs.adopt(path) for path in paths}
+            kernels = _kernels(self._builder, build) if candidate.language == "triton" else None
+            if kernels is not None:
+                digests[KERNELS_FILE] = digest_of(kernels)
+                self._blobs.add(digests[KERNELS_FILE], kernels)
         except CancelledError as error:
             raise AttemptLost("its builders were closed") from error
         except (StorageError, ToolchainError, OSError) as error:
@@ -84,13 +94,29 @@ class Compiling:
 
     def _open(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         languages = list(payload["languages"])
-        toolchain = Toolchain.find(payload["kind"], payload["capability"], languages)
+        native = [name for name in languages if name != "triton"]
+        toolchain = Toolchain.find(payload["kind"], payload["capability"], native or languages)
         self._builder = Builder(
             toolchain,
             self._cache_dir,
             num_workers=self._num_builders,
             timeout_s=payload["timeout_s"],
+            triton_sizes=payload["triton_sizes"],
         )
         if self._is_closed:  # meanwhile
             self._builder.close()
         return {**reported_of(toolchain, languages), "keys": keys_of(self._cache_dir)}
+
+
+def _kernels(builder: Builder, build: Build) -> bytes | None:
+    """Return what Triton's cache holds of a build, packed; None where nothing or too little."""
+    if build.status is not Status.CORRECT:
+        return None
+    try:
+        report = from_json(AheadBuild, (builder.cache_dir / build.key / REPORT_FILE).read_bytes())
+        if len(report.folders) < len(report.kernels):  # built before folders were noted
+            return None
+        cache = Path(builder.environment["TRITON_CACHE_DIR"])
+        return pack(cache / name for name in report.folders)
+    except FileNotFoundError:  # somebody emptied Triton's cache
+        return None

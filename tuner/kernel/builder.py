@@ -9,7 +9,7 @@
 A folder is filled beside its place, flushed to disk and renamed, so that a reader sees all of
 it or nothing. A candidate that does not compile is a `Build` that says why and is kept too;
 what the machine caused (timeout, killed compiler) is not believed a second time. Builders of other
-hosts (`Elsewhere`) fill folders as this host's compilers do.
+hosts (`Elsewhere`) fill folders as this host's compilers do; Triton's kernels come packed.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from tuner.kernel.compilers import (
 from tuner.kernel.elsewhere import Elsewhere
 from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
+from tuner.kernel.triton_files import KERNELS_FILE, unpack
 from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
 
@@ -233,6 +234,10 @@ class Builder:
         if is_elsewhere:
             made = self._elsewhere.make(candidate, key, folder)
             if made is not None:
+                kernels = folder / KERNELS_FILE
+                if kernels.exists():
+                    unpack(kernels, self.cache_dir / TRITON_FOLDER)
+                    kernels.unlink()
                 return made
             self._here.acquire()
         try:

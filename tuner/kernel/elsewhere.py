@@ -32,7 +32,8 @@ class Elsewhere:
     def make(self, candidate: Candidate, key: str, folder: Path) -> tuple[Build, bool] | None:
         """Fill a folder as a compiler does: the build with relative paths, whether to keep it.
 
-        None where it has to be compiled here.
+        Triton's kernels are KERNELS_FILE in it (`triton_files`). None where it has to be compiled
+        here.
         """
         return None
 

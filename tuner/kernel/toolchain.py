@@ -151,7 +151,8 @@ class Toolchain:
     def signature(self, language: Language) -> str:
         """Key of all that shapes the machine code of `language` besides the text."""
         if language == "triton":
-            return content_key(LAYOUT_VERSION, "triton", self.triton, self.capability)
+            triton = (self.triton, platform.machine())
+            return content_key(LAYOUT_VERSION, "triton", triton, self.capability)
         is_native = any(flag.endswith(f"={NATIVE}") for flag in self.cpp_flags)
         cpu = self.cpu if is_native and language == "cpp" else ""
         flags = self.flags(language)

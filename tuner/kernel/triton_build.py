@@ -65,13 +65,15 @@ class AheadBuild:
     `error` is empty when every kernel compiled; it is the compiler's last line otherwise.
     `note` says why kernels are left to the worker (the candidate still is a valid one).
     `binary_key` is equal for two candidates that launch the same machine code in the same way:
-    order, grids, numbers, and which tensors go where.
+    order, grids, numbers, and which tensors go where. `folders` names what Triton's cache holds
+    of the kernels.
     """
 
     error: str = ""
     note: str = ""
     kernels: tuple[KernelResources, ...] = ()
     binary_key: str = ""
+    folders: tuple[str, ...] = ()
 
 
 class _NotCompiledError(Exception):
@@ -104,6 +106,7 @@ class _Recorder:
     run: Any
     kernels: dict[str, KernelResources] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of the machine code
+    folders: set[str] = field(default_factory=set)  # of Triton's cache, by name
     launches: list[str] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)  # kept, so that no address is used twice
 
@@ -131,6 +134,7 @@ class _Recorder:
     def _note(self, kernel: Any, log: str) -> None:
         binary = next(Path(p) for n, p in kernel.metadata_group.items() if n.endswith(".cubin"))
         self.digests[kernel.hash] = hash_code(binary.read_bytes())
+        self.folders.add(binary.parent.name)
         _compile_launcher(kernel)
         beside = binary.parent / _RESOURCES
         registers, stack = _REGISTERS.search(log), _STACK.search(log)
@@ -240,7 +244,8 @@ def build_ahead(
             traceback.print_exc(file=sys.stderr)
             note = f"left to the worker: {_last_line(failure)}"
     key = "" if error or note else _digest(recorder.launches)
-    return AheadBuild(error, note, tuple(recorder.kernels.values()), key)
+    folders = tuple(sorted(recorder.folders))
+    return AheadBuild(error, note, tuple(recorder.kernels.values()), key, folders)
 
 
 def _intercept(arch: int) -> _Recorder:

@@ -1,0 +1,63 @@
+"""What Triton compiled on one host, for Triton's cache on another one.
+
+Triton keeps each kernel in a folder named by all that shapes it: its text, its constants, the GPU,
+and Triton itself to the byte. A folder that comes from elsewhere is thus found where Triton is the
+same, and else never looked at.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["KERNELS_FILE", "pack", "unpack"]
+
+KERNELS_FILE = "kernels.zip"  # beside an artefact that another host made
+_GROUP = "__grp__"  # begins the name of a file that lists the paths of a kernel's others
+_PATHS = "child_paths"  # its key, paths by names
+
+
+def pack(folders: Iterable[Path]) -> bytes:
+    """Return folders of Triton's cache as one file.
+
+    Raises:
+        OSError: one is gone.
+    """
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as file:
+        for folder in sorted(folders):
+            for path in sorted(folder.iterdir()):
+                if path.is_file() and path.name != "lock":
+                    file.write(path, f"{folder.name}/{path.name}")
+    return data.getvalue()
+
+
+def unpack(packed: Path, cache: Path) -> None:
+    """Place packed folders in Triton's cache, where those that are there already stay.
+
+    Raises:
+        ValueError: it holds something else.
+        OSError: as the file system says.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(packed) as file, tempfile.TemporaryDirectory(dir=cache) as aside:
+        names = [name.split("/") for name in file.namelist()]
+        if any(len(name) != 2 or not {"", ".", ".."}.isdisjoint(name) for name in names):
+            raise ValueError(f"{packed.name} holds more than folders of Triton's cache")
+        file.extractall(aside)
+        for folder in {folder for folder, _ in names}:
+            made, place = Path(aside) / folder, cache / folder
+            for path in made.glob(f"{_GROUP}*"):
+                listed = json.loads(path.read_text())[_PATHS]
+                moved = {name: str(place / Path(at).name) for name, at in listed.items()}
+                path.write_text(json.dumps({_PATHS: moved}))
+            if any(place.glob(f"{_GROUP}*")):
+                continue  # another build has the same kernel
+            place.mkdir(exist_ok=True)
+            for path in sorted(made.iterdir(), key=lambda path: path.name.startswith(_GROUP)):
+                os.replace(path, place / path.name)  # a kernel is found by the last of its files
