@@ -32,11 +32,20 @@ os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Exported files too, of which several tests have the same: each takes 5 s of CPU.
 _extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
 os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
-# Workers of the tuner that are timed do not rest, and flush less.
-os.environ["TUNER_PRELOAD"] = "tests.impatient_workers"
+# Workers of the tuner that are timed do not rest, and flush less. Those that capture find what
+# PyTorch imports and looks up for its first record.
+os.environ["TUNER_PRELOAD"] = "tests.impatient_workers tests.recorded_once"
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
-# others, for whole time slices at each of OpenMP's barriers.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# others, for whole time slices at each of OpenMP's barriers. And as it asks the system for memory
+# anew, a process has page faults. It is what a check's processes have (`contender.QUIET`): all
+# others as well, so that a tuner starts one fork server, which takes 3 s of CPU, and not two.
+for _variable, _value in {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+}.items():
+    os.environ.setdefault(_variable, _value)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy and SciPy: as a search has it
 # Two threads of each of two workers on two cores waited for one another at each small operation:
 # the tests of the check took 140 s of CPU instead of 90 s, and twice as long.
