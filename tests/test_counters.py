@@ -237,7 +237,8 @@ def test_one_call_of_either_is_counted_behind_warm_ones_on_the_same_weights(tmp_
     found = counted(stand_in(tmp_path), task, file)
     assert found == CountedCalls(read_counters(TEXT), read_counters(TEXT))
     # Each in a program of its own.
-    called = [ast.literal_eval(line) for line in (tmp_path / "printed.txt").open()]
+    printed = (tmp_path / "printed.txt").read_text()
+    called = [ast.literal_eval(line) for line in printed.splitlines()]
     for name, lines in zip(("Model", "ModelNew"), called, strict=True):
         assert lines and set(lines) == {f"called {name} 1.0"}
 
