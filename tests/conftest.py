@@ -105,6 +105,7 @@ _LONG = (
     "test_clusters",
     "test_verification",
     "test_template_wgmma",
+    "test_sizes",
     "test_trust_classes",
     "test_tuning",
     "test_dashboard",
