@@ -32,11 +32,20 @@ os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Exported files too, of which several tests have the same: each takes 5 s of CPU.
 _extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
 os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
-# Workers of the tuner that are timed do not rest, and flush less.
-os.environ["TUNER_PRELOAD"] = "tests.impatient_workers"
+# Workers of the tuner that are timed do not rest, and flush less. Those that capture find what
+# PyTorch imports and looks up for its first record.
+os.environ["TUNER_PRELOAD"] = "tests.impatient_workers tests.recorded_once"
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
-# others, for whole time slices at each of OpenMP's barriers.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# others, for whole time slices at each of OpenMP's barriers. And as it asks the system for memory
+# anew, a process has page faults. It is what a check's processes have (`contender.QUIET`): all
+# others as well, so that a tuner starts one fork server, which takes 3 s of CPU, and not two.
+for _variable, _value in {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+}.items():
+    os.environ.setdefault(_variable, _value)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy and SciPy: as a search has it
 # Two threads of each of two workers on two cores waited for one another at each small operation:
 # the tests of the check took 140 s of CPU instead of 90 s, and twice as long.
@@ -51,6 +60,9 @@ sys.dont_write_bytecode = False
 # for the six programs that tell whether vector instructions work.
 os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
+# A capture makes ten thousands of objects that live until its end: by default Python looks through
+# the young ones 1,300 times in test_capture, for a twentieth of its CPU.
+gc.set_threshold(20_000, 20, 20)
 tempfile.tempdir = os.environ["TMPDIR"]  # else it keeps what it found before
 Path(tempfile.tempdir).mkdir()
 Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes no parents
@@ -89,30 +101,47 @@ def pytest_unconfigure() -> None:
 _LONG = (
     "test_any_module",
     "test_check",
+    "test_report_browser",
+    "test_clusters",
+    "test_verification",
+    "test_template_wgmma",
+    "test_sizes",
     "test_trust_classes",
     "test_tuning",
-    "test_verification",
+    "test_dashboard",
+    "test_cli",
+    "test_trust_unusual",
     "test_pooling_gradients",
     "test_matching",
-    "test_template_wgmma",
     "test_batched_products",
-    "test_cli",
+    "test_trust_shortcuts",
+    "test_trust_handled",
+    "test_trust_combined",
+    "test_trust_touched",
+    "test_trust_honest",
     "test_steps",
-    "test_earlier",
-    "test_ranges",
-    "test_dashboard",
-    "test_capture",
-    "test_cheats",
-    "test_report_browser",
-    "test_converted_products",
-    "test_dtypes",
+    "test_templates_cpu",
     "test_evaluate",
-    "test_live_module",
-    "test_partitions",
-    "test_clusters",
-    "test_fleet",
+    "test_cheats",
     "test_faults",
+    "test_fleet",
+    "test_by_batch",
+    "test_campaign",
+    "test_build",
+    "test_ranges",
+    "test_dtypes",
+    "test_live_module",
+    "test_isolation",
+    "test_earlier",
+    "test_resume",
+    "test_steps_of_halves",
+    "test_rules_of_steps",
+    "test_capture",
+    "test_binding",
+    "test_converted_products",
+    "test_partitions",
     "test_worker",
+    "test_counters",
 )
 
 

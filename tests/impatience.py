@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 from tuner import verification
-from tuner.evaluate import contender, evaluator, racing, runner, verifier
-from tuner.machine.forkserver import ALSO
+from tuner.evaluate import evaluator, racing, runner, verifier
 
 NAMED = {"own work, training"}  # asked among few probes, too
 __all__ = [
@@ -25,11 +24,7 @@ __all__ = [
 
 
 def no_rest() -> None:
-    """Let races go on on a machine that is never quiet, and be short: no test asks who wins.
-
-    Processes that capture find what PyTorch imports and looks up for its first record.
-    """
-    contender.QUIET[ALSO] = "tests.recorded_once"
+    """Let races go on on a machine that is never quiet, and be short: no test asks who wins."""
     racing.BURST_S = 0.01
     racing.MIN_ROUNDS = 4
     racing.MOST_WARM_UP_S = 0.05

@@ -23,16 +23,16 @@ def built_once(source: str, ending: str, command: Sequence[str]) -> tuple[Path, 
 
     Args:
         source: the text.
-        ending: of the file that it is written to; texts of `.cpp` have a beginning in common.
+        ending: of the file that it is written to; texts of `.cpp` have headers in common.
         command: the compiler with its options but for `-o`, output and input.
     """
     with _folder_of(source, ending, *command) as folder:
         library, log = folder / "built.so", folder / "log.txt"
         if not library.exists():
             text, output = folder / f"source{ending}", folder / "half.so"
-            begin, rest = _begin_and_rest(source, command) if ending == ".cpp" else ([], source)
-            text.write_text(rest, encoding="utf-8")
-            asked = [*command, *begin, "-o", str(output), str(text)]
+            text.write_text(source, encoding="utf-8")
+            first = _precompiled(source, command) if ending == ".cpp" else []
+            asked = [*command, *first, "-o", str(output), str(text)]
             done = subprocess.run(asked, capture_output=True, text=True)
             assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
             log.write_text(done.stderr, encoding="utf-8")
@@ -40,23 +40,21 @@ def built_once(source: str, ending: str, command: Sequence[str]) -> tuple[Path, 
         return library, log.read_text(encoding="utf-8")
 
 
-def _begin_and_rest(source: str, command: Sequence[str]) -> tuple[list[str], str]:
-    """Precompile what many texts begin with; return the options that take it, and what follows.
+def _precompiled(source: str, command: Sequence[str]) -> list[str]:
+    """Precompile the headers that a text begins with; return the options that have them included.
 
-    Texts of one kind have the same 30 KB of includes and namespaces before what they differ in:
-    half of the compiler's work. It is the same text in the same order, and gives the same code.
-    The first text of its kind is compiled as it is.
+    They are nearly all of what the compiler reads, the same in most texts, and half of its work.
+    Of the first text of its kind they are read as they stand.
     """
-    ends = [found.end() for found in re.finditer(r"^}  // namespace \w+\n", source, re.M)]
-    if not ends:
-        return [], source
-    begin = source[: ends[-1]]
-    with _folder_of(begin, ".hpp", *command) as folder:
+    found = re.match(r"(#include <\w+>\n)+", source)
+    if found is None:
+        return []
+    with _folder_of(found[0], ".hpp", *command) as folder:
         header = folder / "begin.hpp"
         if not header.exists():
-            header.write_text(begin, encoding="utf-8")
-            return [], source
-    return header_built_once(header, command), source[ends[-1] :]
+            header.write_text(found[0], encoding="utf-8")
+            return []
+    return header_built_once(header, command)
 
 
 def header_built_once(header: Path, command: Sequence[str]) -> list[str]:

@@ -505,7 +505,9 @@ def checked(verifier: Verifier, folder: Path, text: str) -> Check:
     return verifier.check(Contender.of_file(path, is_deterministic=True))
 
 
-def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(verifier, tmp_path):
+def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(
+    verifier, tmp_path, monkeypatch
+):
     check = checked(verifier, tmp_path, LEAVES_FEW)
     assert not check.is_accepted
     assert check.probes[-1].probe.endswith(", by kernels")
@@ -519,13 +521,18 @@ def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(ver
     again = [name for name in names(honest) if name.endswith(", by kernels")]
     assert names(honest)[:everything] == own and len(names(honest)) == everything + len(again)
     assert "batch 2, by kernels" in again and "as given, by kernels" not in again
-    # What is never taken has no kernels, and what is no pair of numbers says nothing.
+    # What is never taken has no kernels, and what is no pair of numbers says nothing. A fifth of
+    # the probes tell, of which some are asked by kernels where there are any.
+    monkeypatch.setenv("FEW_PROBES", "1")
+    few = names(checked(verifier, tmp_path, right))
+    asked = [name for name in few if not name.endswith(", by kernels")]
+    assert 0 < len(asked) < len(few) and len(asked) < len(own)
     for said in ('{"call": (2**63 - 1, 0)}', '{"call": "few", "step": (1, 2.0)}', "[3]", "None"):
         reported = re.sub(r"_FUSED_ROWS = .*", f"_FUSED_ROWS = {said}", right, count=1)
         reported = reported.replace(
             '_FUSED_ROWS is None or len(x) >= _FUSED_ROWS["call"][0]', "False"
         )
-        assert names(checked(verifier, tmp_path, reported)) == own
+        assert names(checked(verifier, tmp_path, reported)) == asked
 
 
 SIGMOID_GATE = """import torch

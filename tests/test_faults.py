@@ -60,7 +60,7 @@ WRONG = FAULTY.replace('{% if mode == "wrong" %}', "{% if true %}")
 
 # The real command line on a machine of which only this tuner uses memory, so that what others take
 # or give back meanwhile neither kills nor spares a candidate: its processes may have 1.5 GiB. Who
-# prints for ever has 3 s; the others have minutes, however busy the machine is.
+# prints for ever has 1 s; the others have minutes, however busy the machine is.
 PROGRAM = """
 import json, os
 from pathlib import Path
@@ -85,7 +85,7 @@ screened = runner.Runner._screened
 
 def impatient(self, payload):
     mode = json.loads(payload["candidate"])["params"]["mode"]
-    runner.SCREEN_TIMEOUT_S = 3.0 if mode == "floods" else 600.0
+    runner.SCREEN_TIMEOUT_S = 1.0 if mode == "floods" else 600.0
     return screened(self, payload)
 
 session.SCREEN_TIMEOUT_S = 3.0  # of the defaults, before the search: one of them prints for ever
@@ -208,7 +208,7 @@ def test_a_candidate_that_forks_leaves_no_process(accidents):
 
 def test_a_candidate_that_prints_for_ever_is_a_timeout(accidents):
     outcome = accidents.at_first[2].outcome
-    assert outcome.status is Status.TIMEOUT and "no answer within 3 s" in outcome.reason
+    assert outcome.status is Status.TIMEOUT and "no answer within 1 s" in outcome.reason
     assert "yyyyyyyyyy" not in accidents.first.out + accidents.first.err
     assert (accidents.run.path / "trials.jsonl").stat().st_size < 100_000
 

@@ -1,11 +1,12 @@
 // What templates/_lib/wgmma_halves.cuh and wgmma_converted.cuh need of CUDA and of Hopper, for a
 // host compiler: threads of a cluster take turns in any order, copies arrive when they like, and
 // products are made only where they are waited for, of what shared memory has then.
+#undef _FORTIFY_SOURCE  // it takes a jump from one stack to another for an error
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
-#include <csetjmp>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -51,7 +52,7 @@ static const char* failure = nullptr;
 // Ends a launch, which returns what went wrong.
 [[noreturn]] static void fail(const char* what) {
   failure = what;
-  std::longjmp(launched, 1);
+  _longjmp(launched, 1);
 }
 
 // ---- threads --------------------------------------------------------------------------------
@@ -69,7 +70,9 @@ struct Product {  // that a thread has begun
 };
 
 struct Thread {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf place;  // where it waits
+  bool has_begun = false;
   unsigned index, rank;
   bool is_over = false;
   std::deque<Product> products;
@@ -94,15 +97,29 @@ static std::vector<std::unique_ptr<Thread>> threads;
 static std::vector<Block> blocks;
 static Meeting cluster;
 static Thread* own;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static uint64_t progress;
 static std::mt19937 random_numbers;
 static std::function<void()> body;
 
 static Block& block() { return blocks[own->rank]; }
 
+// Go on with a thread until it waits. Jumps, since swapcontext asks the kernel for the signals that
+// are let through: that was half of an emulation's time.
+[[gnu::noinline]] static void go_on(Thread* thread) {
+  if (_setjmp(scheduler) != 0) return;
+  own = thread;
+  if (thread->has_begun) _longjmp(thread->place, 1);
+  thread->has_begun = true;
+  setcontext(&thread->start);
+}
+
+[[gnu::noinline]] static void let_others() {
+  if (_setjmp(own->place) == 0) _longjmp(scheduler, 1);
+}
+
 template <class Condition> static void wait_until(const Condition& condition) {
-  while (!condition()) swapcontext(&own->context, &scheduler);
+  while (!condition()) let_others();
   ++progress;
 }
 
@@ -216,15 +233,18 @@ static float truncated(double x) {
   return y;
 }
 
-// A half of a row of an operand that a matrix descriptor says where it lies.
-static double in_memory(uint64_t descriptor, int row, int k) {
+// The 16 halves of a row of an operand that a matrix descriptor says where it lies. A swizzle
+// leaves eight of them together.
+static void read_row(uint64_t descriptor, int row, double (&numbers)[16]) {
   const unsigned start = (descriptor & 0x3fff) << 4;
   const unsigned eight_rows = (descriptor >> 32 & 0x3fff) << 4;
   const int row_bytes = 256 >> (descriptor >> 62);  // 128, 64 or 32
-  const unsigned place = start + row / 8 * eight_rows + row % 8 * row_bytes + 2 * k;
-  uint16_t half;
-  std::memcpy(&half, memory_of(own->rank, swizzled(place, row_bytes), 2), 2);
-  return half_of(half, 0);
+  const unsigned place = start + row / 8 * eight_rows + row % 8 * row_bytes;
+  for (int k = 0; k < 16; k += 8) {
+    uint16_t halves[8];
+    std::memcpy(halves, memory_of(own->rank, swizzled(place + 2 * k, row_bytes), 16), 16);
+    for (int i = 0; i < 8; ++i) numbers[k + i] = half_of(halves[i], 0);
+  }
 }
 
 // The four threads that have a row have four numbers each of its 16.
@@ -238,9 +258,9 @@ static void make_product(size_t which, int columns) {
     wait_until([&] { return mates[i]->begun > which; });
   }
   double left[2][16];
-  for (int k = 0; k < 16 && product.left_rows != 0; ++k) {
-    const int first = int(own->index % 128 / 32) * 16 + int(own->index % 32) / 4;
-    for (int s = 0; s < 2; ++s) left[s][k] = in_memory(product.left_rows, first + 8 * s, k);
+  const int first = int(own->index % 128 / 32) * 16 + int(own->index % 32) / 4;
+  for (int s = 0; s < 2 && product.left_rows != 0; ++s) {
+    read_row(product.left_rows, first + 8 * s, left[s]);
   }
   for (int k = 0; k < 16 && product.left_rows == 0; ++k) {
     for (int s = 0; s < 2; ++s) {
@@ -252,7 +272,7 @@ static void make_product(size_t which, int columns) {
   for (int j = 0; j < columns / 8; ++j) {
     for (int c = 0; c < 2; ++c) {
       double right[16];
-      for (int k = 0; k < 16; ++k) right[k] = in_memory(product.right, 8 * j + 2 * member + c, k);
+      read_row(product.right, 8 * j + 2 * member + c, right);
       for (int s = 0; s < 2; ++s) {
         float& sum = product.sums[4 * j + 2 * s + c];
         double total = product.accumulate ? double(sum) : 0.0;
@@ -269,7 +289,7 @@ static void enter() {
   body();
   own->is_over = true;
   ++progress;
-  swapcontext(&own->context, &scheduler);
+  _longjmp(scheduler, 1);
 }
 
 static char* stack_of(size_t thread) {  // used again: making one takes longer than a short kernel
@@ -291,10 +311,10 @@ static void run_cluster(unsigned first_block, int num_blocks, int num_threads) {
       auto made = std::make_unique<Thread>();
       made->index = i;
       made->rank = rank;
-      getcontext(&made->context);
-      made->context.uc_stack.ss_sp = stack_of(threads.size());
-      made->context.uc_stack.ss_size = kStack;
-      makecontext(&made->context, enter, 0);
+      getcontext(&made->start);
+      made->start.uc_stack.ss_sp = stack_of(threads.size());
+      made->start.uc_stack.ss_size = kStack;
+      makecontext(&made->start, enter, 0);
       threads.push_back(std::move(made));
     }
   }
@@ -304,10 +324,9 @@ static void run_cluster(unsigned first_block, int num_blocks, int num_threads) {
     const uint64_t before = progress;
     if (random_numbers() % 4 == 0) std::shuffle(order.begin(), order.end(), random_numbers);
     for (Thread* thread : order) {
-      own = thread;
       threadIdx.x = thread->index;
       blockIdx.x = first_block + thread->rank;
-      swapcontext(&scheduler, &thread->context);
+      go_on(thread);
     }
     std::erase_if(order, [](Thread* thread) { return thread->is_over; });
     const size_t waiting = copies.size();
