@@ -31,6 +31,7 @@ from benchmarks.kills import (
 from tuner.config.run_config import load_config
 from tuner.environment import Environment
 from tuner.evaluate import modules
+from tuner.evaluate.contender import Contender, Unedited
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.export.module import VERIFIED
@@ -349,6 +350,30 @@ def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification
     assert entries[1].check.reason.startswith("as given: output of call 1")
     assert len({len(entries[n].check.probes) for n in (0, 2)}) == 1 and seen
     assert "REJECTED: as given" in first_line(files[1].rejected_path)
+
+
+def test_a_second_file_of_ours_in_the_same_place_is_no_strangers_edit(tmp_path, verification):
+    """As the winner with PyTorch's steps of training, behind the winner itself."""
+    unedited = Unedited(verification.planned.spec)
+    path = tmp_path / "trial_4.unverified.py"
+    first = Contender.of_file(path, is_deterministic=True)
+    second = replace(first, version="another text")
+    path.write_text("one\n")
+    unedited.remember(first)
+    path.write_text("two\n")
+    unedited.remember(second)
+    assert unedited.edited(second) == ""
+    assert unedited.edited(first) == f"{path} was rewritten while it was being verified"
+    path.write_text("three\n")
+    unedited.remember(second)  # as before the race: it is what was checked that counts
+    assert unedited.edited(second)
+
+
+def test_the_files_of_one_trial_have_versions_of_their_own(verification):
+    file = file_of(verification, 4, "")
+    other = replace(file, text_of=lambda *given: file.text_of(*given) + "MORE = 1\n")
+    assert file.contender.version and file.contender.version != other.contender.version
+    assert file.contender.load == other.contender.load
 
 
 def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verification):

@@ -121,7 +121,8 @@ class ExportFile:
         """The file as a contender: imported in processes of its own, never here."""
         found = Contender.of_file(self.unverified_path, self.is_deterministic)
         further = () if self.kernels is None else self.kernels.rows
-        return replace(found, name=self.name.replace("_", " "), further_rows=further)
+        name = self.name.replace("_", " ")
+        return replace(found, name=name, further_rows=further, version=self.code_sha256)
 
     def accept(self, entry: Finalist, samples_s: float, remarks: Sequence[str] = ()) -> None:
         """Put it under its name, with what was found in its header, and certify it.

@@ -35,6 +35,7 @@ class Contender:
 
     `env` are the variables of its process: where what was built for it is found. What
     `is_ours` is raced without being judged. `further_rows` are asked beside the problem's own.
+    `version` tells texts that we have written to one path, one after the other.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Contender:
     env: Mapping[str, str] = field(default_factory=dict)
     is_ours: bool = False
     further_rows: tuple[int, ...] = ()
+    version: str = ""
 
     @classmethod
     def of_file(cls, path: Path, is_deterministic: bool) -> Contender:
@@ -80,17 +82,18 @@ class Unedited:
 
     def __init__(self, spec: JobSpec) -> None:
         self._reference = spec.reference
-        self._hashes = {spec.reference: _sha256(spec.reference)}
+        self._hashes = {(spec.reference, ""): _sha256(spec.reference)}
 
     def remember(self, contender: Contender) -> None:
-        """Note a contender's file as it is now, unless it is known already."""
-        path = str(contender.load.get("file", self._reference))
-        self._hashes.setdefault(path, _sha256(path))
+        """Note a contender's file as it is now, unless that version of it is known already."""
+        if path := str(contender.load.get("file", "")):
+            self._hashes.setdefault((path, contender.version), _sha256(path))
 
     def edited(self, contender: Contender) -> str:
         """Return which file is another now than before a contender ran, or nothing."""
-        for path in (self._reference, str(contender.load.get("file", ""))):
-            if path and _sha256(path) != self._hashes[path]:
+        own = (str(contender.load.get("file", "")), contender.version)
+        for path, version in ((self._reference, ""), own):
+            if path and _sha256(path) != self._hashes[path, version]:
                 return f"{path} was rewritten while it was being verified"
         return ""
 
