@@ -96,6 +96,22 @@ def test_kernels_are_taken_from_where_on_they_are_as_fast(speedups, rows):
     assert taken(speedups, 8) == rows
 
 
+@pytest.mark.parametrize(
+    ("speedups", "rows"),
+    [
+        ({4: 0.5, 8: 0.6}, NO_ROWS),  # at the tuned size
+        ({1: 1.5, 2: 0.6}, NO_ROWS),  # near it, and no more were timed
+        ({1: 0.6}, (8, MOST)),  # which says little of the tuned size
+        ({4: 0.6, 8: 1.2}, (8, MOST)),
+        ({4: 1.2, 8: (0.9, 0.2)}, (4, MOST)),  # not decided: the race will say
+    ],
+)
+def test_steps_that_are_slower_are_pytorchs(speedups, rows):
+    given = {n: s if isinstance(s, tuple) else (s, 0.01) for n, s in speedups.items()}
+    found = rows_taken([at(n, *s, "step") for n, s in given.items()], 8, ["step"])
+    assert found["step"] == rows
+
+
 def test_of_two_ways_to_time_a_call_the_worse_one_counts():
     quick, idle = at(4, 1.5), replace(at(4, 0.8), is_idle=True)
     assert rows_taken([quick, at(8, 2.0)], 8)["call"] == (4, MOST)

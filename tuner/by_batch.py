@@ -29,6 +29,7 @@ ANY_ROWS = (1, MOST)
 NO_ROWS = (MOST, 0)
 FEW_ROWS_WORDS = "with few rows the module's own operations run"  # of a check's note
 ABOVE = 4  # times the tuned size: as far as is measured
+NEAR = 4  # times fewer rows than tuned tell of steps of training where no more were timed
 WORST = 0.97  # of PyTorch's speed: what 3 % less is a user cannot tell from another process
 
 
@@ -175,9 +176,10 @@ def rows_taken(
 ) -> dict[Way, tuple[int, int]]:
     """Return the fewest and the most rows at which a file takes its kernels.
 
-    At the tuned size it does: the race in fresh processes decides there. Below, it does as far
-    down as kernels are as fast at every number of rows between; where that cannot be decided, it
-    does not. Above, it does until they are slower. Empty where it does everywhere.
+    At the tuned size it does: the race in fresh processes decides there. But steps of training
+    that are slower at the most rows measured up to it are PyTorch's at all rows. Below, it does as
+    far down as kernels are as fast at every number of rows between; where that cannot be decided,
+    it does not. Above, it does until they are slower. Empty where it does everywhere.
 
     Args:
         measured: one or two for each number of rows and way; the worse one counts.
@@ -191,6 +193,10 @@ def rows_taken(
     for way in ways:
         mine = [at for at in measured if at.way == way]
         by_rows = {rows: [at for at in mine if at.num_rows == rows] for rows in _rows_of(mine)}
+        near = max((rows for rows in by_rows if rows <= tuned_rows), default=0)
+        is_near = near * NEAR >= tuned_rows
+        if way == "step" and is_near and all(at.is_lost for at in by_rows[near]):
+            continue
         fewest, most, last = tuned_rows, MOST, largest
         for rows in sorted((rows for rows in by_rows if rows < tuned_rows), reverse=True):
             if not all(at.is_won for at in by_rows[rows]):
