@@ -99,6 +99,21 @@ def test_rooms_import_only_what_the_table_allows():
     assert {room: more for room in ROOMS if (more := rooms_used(room) - allowed[room])} == {}
 
 
+def test_the_table_of_folders_says_what_each_imports_of_others():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = text.split("| folder | imports of other folders |", 1)[1].split("\n\n", 1)[0]
+    said = {}
+    for name, imported in re.findall(r"^\| (\w+) \|(.*)\|$", rows, re.MULTILINE):
+        said[name] = {word.strip() for word in imported.split(",") if word.strip()}
+    found: dict[str, set[str]] = {name: set() for name in said}
+    for room in ROOMS:
+        folder = FILES[room].parent.name
+        if folder != "tuner":
+            others = {FILES[used].parent.name for used in rooms_used(room) & set(ROOMS)}
+            found[folder] |= others - {folder, "tuner"}
+    assert found == said
+
+
 def test_no_room_is_above_400_lines():
     long = {room: n for room in ROOMS if (n := len(FILES[room].read_text().splitlines())) > 400}
     assert not long
