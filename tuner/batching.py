@@ -86,10 +86,12 @@ class Batching:
         measured: tuple[AtBatch, ...] = ()
         failures: dict[str, str] = {}
         tuned_rows = file.planned.sizes.get("batch", 1)
+        turns = turns_of(task.device)
         try:
-            with new_worker(task.device, name="batches") as worker:
+            # Of large outputs it holds as much as a check: who lacks memory waits for its end.
+            with turns.memory(needs_all=False), new_worker(task.device, name="batches") as worker:
                 tuned_rows = asked(worker, "load_beside", loads, timeout_s=MOST_S).data["num_rows"]
-                with turns_of(task.device).alone():
+                with turns.alone():
                     data = asked(worker, "by_batch", asks, timeout_s=MOST_S).data
             measured = tuple(from_json(AtBatch, json.dumps(at)) for at in data["measured"])
             failures = data["failures"]
