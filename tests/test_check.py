@@ -34,6 +34,8 @@ from tuner.check.produce import answer
 from tuner.check.refusals import tamer
 from tuner.check.verdict import CLOSE, judge, merge
 from tuner.errors import ProblemError
+from tuner.evaluate.judging import Judge
+from tuner.evaluate.oracle import Oracle
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.reference import arguments_of_constructor, load_problem
 from tuner.trial import ProbeResult
@@ -1104,6 +1106,27 @@ def test_a_result_that_is_nothing_by_its_first_weights_alone_is_judged(tmp_path)
     (e,) = expect_all(problem, [fresh])
     (wrong,) = ask_all(problem, Nothing, [e])
     assert not judge(e, wrong, FLOAT32).is_accepted
+
+
+def test_inputs_that_do_not_grow_with_the_rows_are_known(tmp_path):
+    """Of a second operand of 0.5 GB a probe of 22 calls took 75 GB: it needs a GPU for itself."""
+    text = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, a, b):
+        return a @ b
+
+def get_inputs():
+    return [torch.rand(32, 48), torch.rand(48, 20)]
+
+def get_init_inputs():
+    return []
+"""
+    (tmp_path / "product.py").write_text(text)
+    judge = Judge(Oracle(str(tmp_path / "product.py"), {}, "cpu", "float32"))
+    assert judge.about()["fixed_elements"] == 48 * 20
 
 
 def test_nothing_asked_is_nothing_verified():

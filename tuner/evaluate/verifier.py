@@ -42,6 +42,7 @@ PAIRS = 2  # of processes: most of a check is the host's work
 # Of each of the state what a pair of processes was seen to hold: weights of several probes and
 # gradients of several calls, in float64 as well.
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
+FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
 SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
 FEW_ROWS = 8  # what most probes have; those of more are asked by one pair where rows are large
@@ -252,6 +253,7 @@ class Verifier:
             return False
         row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * num_calls)
         num_bytes = (rows or 1) * row_bytes + STATE_BYTES * float(self._about["state_elements"])
+        num_bytes += FIXED_BYTES * num_calls * float(self._about["fixed_elements"])
         return num_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
 
     def _costs(self, probes: list[Probe]) -> list[float]:
