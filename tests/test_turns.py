@@ -94,8 +94,9 @@ def test_a_check_that_needs_all_memory_waits_for_other_checks(
     assert begins(lambda: Turns(tmp_path).memory(needs_all), LONG_S)
 
 
-def test_one_tuner_checks_at_a_time_and_others_search_meanwhile(tmp_path, held):
+def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held):
     other, turns = held("check"), Turns(tmp_path)
+    held("check")
     assert begins(lambda: turns.memory(False), LONG_S) and begins(turns.alone, LONG_S)
     assert not begins(turns.checking, SHORT_S)
     other.kill()

@@ -4,7 +4,7 @@ Files of each GPU below `cache_folder()`, locked while it is used; whoever is ki
 
     device      held alone to time, shared to check
     memory      held shared to search, check or race, alone for what may take all of it
-    check       held alone to check, which may take half of the memory
+    check-0, -1 held alone to check: memory and processors are for two at a time
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
     user-...    held by each process that searches, checks, waits for that or races
 
@@ -19,7 +19,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
@@ -33,6 +33,7 @@ __all__ = ["Turns", "turns_of"]
 
 LOOK_EVERY_S = 0.002
 CHECKS_OF_OTHERS = 8  # that may come before one's own
+CHECKS_AT_ONCE = 2  # most of a check is the host's work; what takes all memory asks for it alone
 PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
 
 
@@ -114,11 +115,13 @@ class Turns:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Check while no other tuner does; threads of this process may check side by side."""
+        """Check while at most one other tuner does; threads of this process do so side by side."""
 
         def take() -> None:
             self._be_seen(self._check.stack)  # also while it waits
-            self._take(self._check.stack, "check", LOCK_EX, CHECKS_OF_OTHERS)
+            self._take(
+                self._check.stack, "check", LOCK_EX, CHECKS_OF_OTHERS, num_places=CHECKS_AT_ONCE
+            )
 
         with self._check.taken(take):
             yield
@@ -173,32 +176,37 @@ class Turns:
             self._seen_as.add(file)
             flock(place, LOCK_EX)
 
-    def _take(self, stack: ExitStack, what: str, how: int, num_turns: int = 1) -> None:
-        """Take a file's lock; `num_turns` of others may be waited for without losing patience."""
+    def _take(
+        self, stack: ExitStack, what: str, how: int, num_turns: int = 1, num_places: int = 1
+    ) -> None:
+        """Take the lock of a file, or of any of several places.
+
+        `num_turns` of others may be waited for without losing patience.
+        """
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((self._folder / what).open("a"))
+            names = [what] if num_places == 1 else [f"{what}-{n}" for n in range(num_places)]
+            files = [stack.enter_context((self._folder / name).open("a")) for name in names]
             with (self._folder / f"{what}-gate").open("a") as gate:
                 until_s = time.monotonic() + num_turns * self._patience_s
-                if self._locked(gate, LOCK_EX, until_s):
-                    self._locked(file, how, until_s)
+                if self._locked([gate], LOCK_EX, until_s):
+                    self._locked(files, how, until_s)
         except OSError:  # a file system without locks, or a full one: as if there were one tuner
             self._folder = None
 
-    def _locked(self, file: IO[str], how: int, until_s: float) -> bool:
-        """Lock a file; False, and no patience from now on, where it takes too long."""
+    def _locked(self, files: Sequence[IO[str]], how: int, until_s: float) -> bool:
+        """Lock one of these; False, and no patience from now on, where it takes too long."""
         while True:
-            try:
-                flock(file, how | LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > until_s:
-                    self._patience_s = 0.0
-                    return False
-                time.sleep(LOOK_EVERY_S)
-            else:
-                return True
+            for file in files:
+                with suppress(BlockingIOError):
+                    flock(file, how | LOCK_NB)
+                    return True
+            if time.monotonic() > until_s:
+                self._patience_s = 0.0
+                return False
+            time.sleep(LOOK_EVERY_S)
 
 
 def _is_held(file: Path) -> bool:
