@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.exercise import CHUNK_ELEMENTS
@@ -63,6 +63,11 @@ class Error:
     def rms_rel(self) -> float:
         """The root mean square error over the root mean square value."""
         return self.rms_abs / self.rms_value if self.rms_value else self.rms_abs
+
+    def beside(self, baseline: Error) -> Error:
+        """Return it beside values that are as large as for the baseline's error."""
+        rms_value = max(self.rms_value, baseline.rms_value)
+        return replace(self, largest=max(self.largest, baseline.largest), rms_value=rms_value)
 
 
 def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:

@@ -75,7 +75,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
             expected.unjudged.get(name),
             accuracy,
             tells_nan_from_inf=not name.startswith("buffer."),
-        )
+        ).beside(expected.baseline.get(name, Error()))
         for name, want in expected.oracle.items()
         if name in answer.tensors
     }
