@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,15 @@ from pathlib import Path
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.evaluator import Devices
 from tuner.evaluate.runner import Runner, Terms
-from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.certificates import TUNER, checked_certificate, knock
 from tuner.fleet.chosen import Chosen, chosen_devices, kept_to
 from tuner.fleet.cluster import dask_fleet
 from tuner.fleet.devices import FleetDevices
+from tuner.fleet.fleet import Fleet
 from tuner.fleet.local import local_fleet
 from tuner.fleet.screener import Screener
-from tuner.kernel.builder import BUILD_TIMEOUT_S, Builder
-from tuner.kernel.elsewhere import Elsewhere
-from tuner.kernel.toolchain import Toolchain
+from tuner.kernel.builder import Builder
 from tuner.planning import Planned
-from tuner.trial import Language
 
 __all__ = ["Cluster", "Host", "Screened", "Source", "source_of"]
 
@@ -48,14 +45,7 @@ class Source:
         builder = of.builder
         return Runner(of.planned.spec, of.terms, env=builder.environment, paused=builder.paused)
 
-    def builders(
-        self,
-        run: str,
-        toolchain: Toolchain,
-        languages: Sequence[Language],
-        triton_sizes: Sequence[Mapping[str, int]],
-        on_change: Callable[[str, str], None],
-    ) -> Elsewhere | None:
+    def builders(self) -> Fleet | None:
         """Return what compiles candidates besides this host, if anything does."""
         return None
 
@@ -112,24 +102,9 @@ class Cluster(Source):
             on_change=of.on_change,
         )
 
-    def builders(
-        self,
-        run: str,
-        toolchain: Toolchain,
-        languages: Sequence[Language],
-        triton_sizes: Sequence[Mapping[str, int]],
-        on_change: Callable[[str, str], None],
-    ) -> Elsewhere | None:
+    def builders(self) -> Fleet | None:
         """Return the cluster's builders."""
-        return FleetBuilders(
-            dask_fleet(self.address, self.certificate, of_builders=True),
-            run,
-            toolchain,
-            languages,
-            triton_sizes=triton_sizes,
-            timeout_s=BUILD_TIMEOUT_S,
-            on_change=on_change,
-        )
+        return dask_fleet(self.address, self.certificate, of_builders=True)
 
 
 @contextmanager

@@ -22,9 +22,10 @@ from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
+from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.dispatch import QUEUED
 from tuner.fleets import Screened, Source
-from tuner.kernel.builder import Builder
+from tuner.kernel.builder import BUILD_TIMEOUT_S, Builder
 from tuner.kernel.cache import default_cache_dir, keep
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.host import busy_words, has_many_cores
@@ -116,9 +117,11 @@ class Session:
             self._name_set_aside()
             further = self.planned.family.op.extra_sizes
             sizes = [{**further, **s} for s in self.planned.screening_sizes]
-            elsewhere = self._source.builders(
-                self.run.path.name, self.toolchain, self.planned.languages, sizes, self._tell_of
-            )
+            fleet = self._source.builders()
+            elsewhere = None if fleet is None else FleetBuilders(
+                fleet, self.run.path.name, self.toolchain, self.planned.languages,
+                triton_sizes=sizes, timeout_s=BUILD_TIMEOUT_S, on_change=self._tell_of,
+            )  # fmt: skip
             builder = stack.enter_context(
                 Builder(
                     self.toolchain,

@@ -29,6 +29,7 @@ __all__ = [
     "Ref",
     "Rewrite",
     "Tensor",
+    "free_name",
     "in_order",
     "live",
 ]
@@ -278,6 +279,14 @@ def in_order(
             pending.append((name, True))
             pending += [(other, False) for other in reversed(needs(name))]
     return order
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """Return a name that is not taken, the same where it can be; it is taken then."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _by_name(values: tuple[V, ...]) -> dict[str, V]:

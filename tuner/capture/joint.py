@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.calls import is_assertion
-from tuner.capture.graph import Graph, Node, Ref, Tensor, in_order, live
+from tuner.capture.graph import Graph, Node, Ref, Tensor, free_name, in_order, live
 from tuner.capture.index_space import ALIASES
 from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
@@ -115,7 +115,7 @@ class _Step(Operators):
         taken = {t.name for t in self.graph.given}
         outputs = [self.graph.value(name) for name in self.graph.outputs]
         incoming = [
-            Tensor(_free(f"grad_{i}", taken), y.shape, y.dtype) if "float" in y.dtype else None
+            Tensor(free_name(f"grad_{i}", taken), y.shape, y.dtype) if "float" in y.dtype else None
             for i, y in enumerate(outputs)
         ]
         grads = [t for t in incoming if t is not None]
@@ -338,13 +338,6 @@ def _divided(
 def _first(value: Any) -> str | None:
     value = value[0] if isinstance(value, tuple) else value
     return value.name if isinstance(value, Ref) else None
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def _without_turns(nodes: Sequence[Node]) -> tuple[list[Node], dict[str, str]]:

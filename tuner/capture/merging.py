@@ -6,6 +6,7 @@ rounds to 0 or to Inf. What is not, such as `x * 1e30 * 1e-30`, stays as it is.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Mapping
@@ -26,26 +27,29 @@ _NORMAL = {"float32": (2.0**-126, 3.4028234663852886e38), "float64": (2.0**-1022
 _NORMAL |= {"float16": _NORMAL["float32"], "bfloat16": _NORMAL["float32"]}
 
 
-def _first(edit: Edit, step: Step) -> Found:
-    for node in edit.graph.nodes:
-        if node.dtype in _NORMAL and (text := step(edit, node)) is not None:
-            return node.line, text
-    return None
+def _at_a_node(step: Step) -> Callable[[Edit], Found]:
+    """Make of a step one that takes the first node at which it changes something."""
+
+    @functools.wraps(step)
+    def at_first(edit: Edit) -> Found:
+        for node in edit.graph.nodes:
+            if node.dtype in _NORMAL and (text := step(edit, node)) is not None:
+                return node.line, text
+        return None
+
+    return at_first
 
 
 # ---- numbers of Python ----------------------------------------------------------------------
 
 
-def factors_merged(edit: Edit) -> Found:
+@_at_a_node
+def factors_merged(edit: Edit, node: Node) -> str | None:
     """Merge two steps that scale by numbers, as in `x * 2 / 3`; `x + x` is `x * 2`.
 
     Both factors are at least 1 or both at most 1 in magnitude: then the product overflows, or
     rounds to 0, where one of the two steps does; and it is a normal number.
     """
-    return _first(edit, _merge_factors)
-
-
-def _merge_factors(edit: Edit, node: Node) -> str | None:
     if node.op == "add" and isinstance(node.args[0], Ref) and node.args[0] == node.args[1]:
         edit.become(node, "mul", node.args[0], 2.0)
         return f"a value added to itself is twice it ({node.name})"
@@ -98,16 +102,13 @@ def _factor(node: Node) -> tuple[Ref, float] | None:
     return found if found and found[1] and math.isfinite(found[1]) else None
 
 
-def terms_merged(edit: Edit) -> Found:
+@_at_a_node
+def terms_merged(edit: Edit, node: Node) -> str | None:
     """Merge two steps that add numbers, as in `x + 2 + 3`.
 
     The numbers have one sign, so that the sum overflows where one of the two steps does; and their
     sum is exact in the tensor's dtype, so that nothing is lost where x is near to its opposite.
     """
-    return _first(edit, _merge_terms)
-
-
-def _merge_terms(edit: Edit, node: Node) -> str | None:
     pair = _pair(edit, node, _term)
     if pair is None or node.dtype not in ("float32", "float64"):
         return None
@@ -141,12 +142,9 @@ def _single(number: float) -> float:
 # ---- bounds ---------------------------------------------------------------------------------
 
 
-def bounds_merged(edit: Edit) -> Found:
+@_at_a_node
+def bounds_merged(edit: Edit, node: Node) -> str | None:
     """Merge two steps that bound a value, such as `relu(x).clamp(max=6)`; NaN stays NaN."""
-    return _first(edit, _merge_bounds)
-
-
-def _merge_bounds(edit: Edit, node: Node) -> str | None:
     outer = _bounds(edit, node)
     before = edit.node(outer[0]) if outer is not None else None
     inner = _bounds(edit, before) if before is not None else None
@@ -199,7 +197,8 @@ def without_effect_dropped(edit: Edit) -> Found:
     """Drop a step that returns its operand for every value that this may have, as `x / 1`."""
     ranges = _ranges(edit)
 
-    def drop(edit: Edit, node: Node) -> str | None:
+    @_at_a_node
+    def dropped(edit: Edit, node: Node) -> str | None:
         operand = _unchanged(edit, node, ranges)
         before = edit.node(operand) if operand is not None else None
         if before is None or not _can_stand_for(edit, before, node):
@@ -207,7 +206,7 @@ def without_effect_dropped(edit: Edit) -> Found:
         edit.drop(node, Ref(before.name))
         return f"{node.op} changes nothing here ({node.name})"
 
-    return _first(edit, drop)
+    return dropped(edit)
 
 
 def _can_stand_for(edit: Edit, value: Node, node: Node) -> bool:
@@ -250,15 +249,13 @@ def _ranges(edit: Edit) -> dict[str, Bounds]:
     return found
 
 
-def logsumexp_of_one(edit: Edit) -> Found:
+@_at_a_node
+def logsumexp_of_one(edit: Edit, node: Node) -> str | None:
     """Replace log(exp(x - m)) + m by x, with m = x, or 0 where x is infinite.
 
     So PyTorch writes `logsumexp` over a dimension of size 1.
     """
-    return _first(edit, _of_one)
 
-
-def _of_one(edit: Edit, node: Node) -> str | None:
     def seen(operand: Operand) -> Operand:
         return Ref(edit.seen(operand).name) if isinstance(operand, Ref) else operand
 

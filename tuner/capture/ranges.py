@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tuner.capture.graph import Graph, Node, Operand, Ref, in_order
+from tuner.capture.graph import Graph, Node, Operand, Ref, free_name, in_order
 from tuner.capture.operations import OPERATIONS
 from tuner.capture.precision import EXACT, FLOATS
 from tuner.capture.viewing import real_name
@@ -171,7 +171,7 @@ def _range(node: Node, taken: set[str]) -> Iterator[Node]:
     if math.prod(node.shape) == 1:
         yield replace(form, op="full", args=(start,))
         return
-    index, scaled = (_free(f"{node.name}_{end}", taken) for end in ("index", "scaled"))
+    index, scaled = (free_name(f"{node.name}_{end}", taken) for end in ("index", "scaled"))
     is_moved = start != 0 or step < 0  # 0 is added to what may be -0
     yield replace(form, name=index, op="index", args=())
     yield replace(form, name=scaled if is_moved else node.name, op="mul", args=(Ref(index), step))
@@ -185,7 +185,7 @@ def _as_float(node: Node, taken: set[str]) -> Iterator[Node]:
     if node.op == "neg":
         yield replace(form, op="sub", args=(0, *node.args))
     elif node.op == "mul":
-        product = _free(f"{node.name}_product", taken)
+        product = free_name(f"{node.name}_product", taken)
         yield replace(form, name=product)
         yield replace(form, op="add", args=(Ref(product), 0))
     else:
@@ -223,7 +223,7 @@ def _with_views_apart(graph: Graph) -> Graph:
             elif operand.op == "full" and not operand.refs:
                 args.append(operand.args[0])
             elif operand.shape == node.shape:
-                before = at(operand.name, view, _free(f"{operand.name}_in_{own}", taken))
+                before = at(operand.name, view, free_name(f"{operand.name}_in_{own}", taken))
                 if before is None:
                     return None
                 found += before
@@ -237,10 +237,3 @@ def _with_views_apart(graph: Graph) -> Graph:
         apart = at(node.refs[0], node, node.name) if is_view else None
         nodes += [node] if apart is None else apart
     return replace(graph, nodes=tuple(nodes))
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

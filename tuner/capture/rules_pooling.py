@@ -143,17 +143,11 @@ def _maxima_of(
     return values, low.emit("max_place", x, corner, first, shape=shape, dtype=dtype, **a)
 
 
-def _max_pool(num_axes: int) -> Rule:
+def _max_pool(num_axes: int, *, is_adaptive: bool) -> Rule:
     def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        return _maxima(low, a["self"], _geometry(a, num_axes), num_axes)
-
-    return rule
-
-
-def _adaptive_max_pool(num_axes: int) -> Rule:
-    def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        attrs = _even(low, a["self"], low.shape, num_axes)
-        return None if attrs is None else _maxima(low, a["self"], attrs, num_axes)
+        x = a["self"]
+        attrs = _even(low, x, low.shape, num_axes) if is_adaptive else _geometry(a, num_axes)
+        return None if attrs is None else _maxima(low, x, attrs, num_axes)
 
     return rule
 
@@ -216,9 +210,9 @@ def _adaptive(low: Lowering, a: dict[str, Any], num_axes: int) -> dict[str, Any]
 
 
 POOLING: dict[str, Rule] = {
-    **{f"max_pool{n}d_with_indices": _max_pool(n) for n in (2, 3)},
+    **{f"max_pool{n}d_with_indices": _max_pool(n, is_adaptive=False) for n in (2, 3)},
     **{f"max_pool{n}d_with_indices_backward": _of_maxima(n) for n in (2, 3)},
-    **{f"adaptive_max_pool{n}d": _adaptive_max_pool(n) for n in (2, 3)},
+    **{f"adaptive_max_pool{n}d": _max_pool(n, is_adaptive=True) for n in (2, 3)},
     **{f"adaptive_max_pool{n}d_backward": _of_maxima(n) for n in (2, 3)},
     **{f"avg_pool{n}d_backward": _of_means(n, _of_equal_counts) for n in (2, 3)},
     **{f"_adaptive_avg_pool{n}d": _adaptive_avg_pool(n) for n in (2, 3)},

@@ -66,7 +66,9 @@ class Writer:
         self.pairs = paired_sweeps(nest)
         self.folds = {r.fold for r in nest.reductions}
         self.has_own_rows = bool(self.folds)  # a program has all columns of its rows
-        self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
+        results = [f"{name}_out" for name in self.outputs]
+        self.pointers = [f"{name}_all" for name in self.inputs] + results
+        self.tensors = ", ".join([*self.inputs, *results])  # what the plan's call passes
         # Between how many programs columns are split, as an expression over sizes and parameters;
         # "" where they are not. What each finds lies between kernels, of what `split` reduces.
         self.pieces = ""
@@ -367,9 +369,7 @@ class Writer:
         return f"{self.names[statement.name]} = {value}"
 
     def _launch(self) -> Iterator[str]:
-        outputs = [f"{name}_out" for name in self.outputs]
-        given = ", ".join([*self.inputs, *outputs, "rows", "cols"])
-        yield from ("", "", f"def {self.function}({given}):")
+        yield from ("", "", f"def {self.function}({self.tensors}, rows, cols):")
         yield "    # A row that is shorter than the block is done by a block of its own length."
         yield f"    block = min({self.blocks.columns}, triton.next_power_of_2(cols))"
         yield "    if cols + block >= 2**31:"
@@ -382,7 +382,7 @@ class Writer:
         yield "    if blocks >= 2**31:"
         yield '        raise RuntimeError(f"{blocks} programs do not fit in a grid")'
         yield f"    {self.function}_kernel[(blocks,)]("
-        yield f"        {given},"
+        yield f"        {self.tensors}, rows, cols,"
         more = " IS_ONE_BLOCK=cols <= block," if self.folds else ""
         yield f"        ROWS=block_rows, COLUMNS=block,{more}"
         registers = self.blocks.max_registers

@@ -106,9 +106,7 @@ class SplitWriter(_PartsWriter):
         return "" if is_scaled else self._scale_left(reduction)
 
     def _launch_split(self) -> Iterator[str]:
-        outputs = [f"{name}_out" for name in self.outputs]
-        given = ", ".join([*self.inputs, *outputs])
-        yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols):")
+        yield from ("", "", f"def {self.function}({self.tensors}, partial, totals, rows, cols):")
         rows, columns = self.blocks.rows, self.blocks.columns
         block = columns if self.has_rows else f"{rows} * {columns}"
         yield f"    block, split = {block}, {self.blocks.split}"
@@ -121,7 +119,7 @@ class SplitWriter(_PartsWriter):
                 continue
             blocks = f"({self._row_blocks('block_rows')})" if self.has_rows else "rows"
             yield f"    {self.function}_pass_{number}[({blocks} * pieces,)]("
-            yield f"        {given}, partial, totals, rows, cols,"
+            yield f"        {self.tensors}, partial, totals, rows, cols,"
             yield "        ROWS=block_rows, COLUMNS=block, PIECE=block * split,"
             yield f"        num_warps={self.blocks.num_warps},"
             yield "    )"
@@ -134,7 +132,7 @@ class SplitWriter(_PartsWriter):
                 yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
             yield f"    {self.function}_results[({self._row_blocks('128')},)]("
-            yield f"        {given}, totals, rows, ROWS=128,"
+            yield f"        {self.tensors}, totals, rows, ROWS=128,"
             yield "    )"
 
     def _moments_together(self, pair: SweepPair) -> Iterator[str]:
@@ -230,14 +228,14 @@ class AcrossWriter(_PartsWriter):
         return max(n for n, each in enumerate(self.nest.passes) if each.reductions)
 
     def _launch(self) -> Iterator[str]:
-        given = ", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)])
-        yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols, pieces):")
+        taken = f"{self.tensors}, partial, totals, rows, cols, pieces"
+        yield from ("", "", f"def {self.function}({taken}):")
         yield f"    if cols + pieces * {self.blocks.columns} >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield f"    blocks = {self._row_blocks(str(self.blocks.rows))} * pieces"
         for number, each in enumerate(self.nest.passes):
             yield f"    {self.function}_pass_{number}[(blocks,)]("
-            yield f"        {given}, partial, totals, rows, cols, pieces,"
+            yield f"        {taken},"
             yield f"        ROWS={self.blocks.rows}, COLUMNS={self.blocks.columns},"
             yield f"        num_warps={self.blocks.num_warps},"
             yield "    )"
@@ -246,8 +244,7 @@ class AcrossWriter(_PartsWriter):
 
     def launch_together(self, number: int, rows: str) -> Iterator[str]:
         """Start the kernel of `together`; `rows` says how many there are."""
-        given = ", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)])
         yield f"    {self.function}_together_{number}[(triton.cdiv({rows}, 32),)]("
-        yield f"        {given}, partial, totals, {rows}, pieces,"
+        yield f"        {self.tensors}, partial, totals, {rows}, pieces,"
         yield "        ROWS=32, PIECES=128, num_warps=8,"
         yield "    )"

@@ -133,13 +133,12 @@ class SumsWriter(Writer):
             yield f"    tl.store(partial + {at}, {found}, mask=last_col < num_columns)"
 
     def _launch(self) -> Iterator[str]:
-        own = ", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)])
-        given = ", ".join([own, *(f"{name}_out" for name in self.sums.outputs)])
+        given = ", ".join([self.tensors, *(f"{name}_out" for name in self.sums.outputs)])
         yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols, pieces):")
         yield "    block = triton.next_power_of_2(cols)"
         yield f"    block_rows = {self.blocks.rows}"
         yield f"    {self.function}_kernel[(pieces,)]("
-        yield f"        {own}, partial, rows, cols,"
+        yield f"        {self.tensors}, partial, rows, cols,"
         yield "        ROWS=block_rows, COLUMNS=block,"
         yield f"        num_warps={self.blocks.num_warps}, maxnreg={self.blocks.max_registers},"
         yield "    )"

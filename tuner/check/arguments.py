@@ -337,17 +337,22 @@ def draw_output_gradients(
     outputs: Sequence[torch.Tensor], tensors: dict[str, torch.Tensor], probe: Probe
 ) -> None:
     """Put the gradients that outputs get into `tensors`, where they are missing."""
-    import torch
-
     for k, y in enumerate(outputs):
         if y.is_floating_point() and f"grad.{k}" not in tensors:
-            generator = torch.Generator(y.device).manual_seed(probe.seed_inputs + 7)
-            drawn = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
+            drawn = _normal(y, probe.seed_inputs + 7)
             tensors[f"grad.{k}"] = drawn * GRADIENT_FACTORS.get(probe.gradient_values, 1.0)
             if probe.gradient_values == "cancelling" and drawn.ndim:
                 tensors[f"grad.{k}"] = _cancelling(drawn)
             if probe.gradient_values == "nan" and drawn.numel():
                 tensors[f"grad.{k}"].view(-1)[drawn.numel() // 3] = float("nan")
+
+
+def _normal(like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return normal numbers in the shape and type of a tensor, where that is."""
+    import torch
+
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 def _cancelling(drawn: torch.Tensor) -> torch.Tensor:
@@ -371,15 +376,9 @@ def draw_tangents(
 
     if probe.gradients == "forward weights":
         for i, (name, parameter) in enumerate(model.named_parameters()):
-            generator = torch.Generator(parameter.device).manual_seed(probe.seed_inputs + 11 + i)
-            tensors[f"tangent.{name}"] = torch.randn(
-                parameter.shape, generator=generator, device=parameter.device,
-                dtype=parameter.dtype,
-            )  # fmt: skip
+            tensors[f"tangent.{name}"] = _normal(parameter, probe.seed_inputs + 11 + i)
         return
     for call, values in enumerate(arguments):
         for i, x in enumerate(values):
             if isinstance(x, torch.Tensor) and x.is_floating_point():
-                generator = torch.Generator(x.device).manual_seed(probe.seed_inputs + 11 + i)
-                drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-                tensors[f"tangent.{call}.{i}"] = drawn
+                tensors[f"tangent.{call}.{i}"] = _normal(x, probe.seed_inputs + 11 + i)

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from tuner.errors import ToolchainError, WorkerError
 from tuner.evaluate.job_spec import JobSpec
+from tuner.machine.host import find_gpu_program
 from tuner.profiled import CountedCalls, Counters
 from tuner.wording import one_line
 
@@ -55,14 +55,11 @@ def find_ncu() -> str:
     Raises:
         ToolchainError: it is not installed; the message says what to install.
     """
-    roots = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    places = ["ncu", *(f"{root}/bin/ncu" for root in roots), "/usr/local/cuda/bin/ncu"]
-    for place in places:
-        if found := shutil.which(place):
-            return found
+    if found := find_gpu_program("ncu"):
+        return found
     raise ToolchainError(
         "ncu is not installed: no counters\n"
-        f"  looked: {', '.join(places)}\n"
+        "  looked: in $CUDA_HOME/bin, $CUDA_PATH/bin, on PATH and in /usr/local/cuda/bin\n"
         "  next: install Nsight Compute, part of the CUDA toolkit, with ncu on the "
         "PATH, e.g. apt-get install nsight-compute"
     )

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from tuner.evaluate.timers import Call, Keep, no_garbage_collection
+from tuner.evaluate.timers import Call, Timer, no_garbage_collection
 from tuner.machine.platforms import is_gpu
 
 __all__ = ["ExposedTimer", "num_preempted"]
@@ -16,7 +16,7 @@ _now_ns = time.perf_counter_ns  # before any candidate could patch it
 NUM_UNTIMED = 2  # calls before a row that is timed: threads wake up, caches hold its own
 
 
-class ExposedTimer:
+class ExposedTimer(Timer):
     """Times calls from a device that is idle to one that is idle again, by the host's clock.
 
     A sample is of `num_calls` calls in a row. On a GPU it is their mean, since launches overlap
@@ -29,13 +29,7 @@ class ExposedTimer:
         num_calls: of a sample.
     """
 
-    is_cold = False
-    num_throttled = 0
-    is_bound_here = False
-
     def __init__(self, device: str, num_calls: int) -> None:
-        self.renew: Call | None = None
-        self.keep: Keep | None = None
         self._num_calls = num_calls
         self._is_gpu = is_gpu(device)
         self._wait = waiting_for(device)
@@ -67,10 +61,6 @@ class ExposedTimer:
             call(self._next + number)
             times.append(_now_ns() - start)
         return statistics.median(times) / 1e3
-
-    def hidden_us(self, call: Call, allowed_us: float) -> float | None:
-        """Return None: the device is waited for, so that it hides nothing."""
-        return None
 
 
 def waiting_for(device: str) -> Callable[[], object]:

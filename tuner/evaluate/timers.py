@@ -42,20 +42,15 @@ class Timer(Protocol):
     follows, outside of the time: it gives that call's inputs a content they never had. `keep`,
     where it is set, is given each call's number and result, after its time.
     `is_bound_here` says that calls go through our own binding, whose work on the host is not
-    the candidate's.
+    the candidate's. `is_cold`: the caches are overwritten before each sample. `num_throttled`
+    samples were dropped so far because the device was throttled.
     """
 
-    renew: Call | None
-    keep: Keep | None
-    is_bound_here: bool
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether the caches are overwritten before each sample."""
-
-    @property
-    def num_throttled(self) -> int:
-        """Samples dropped so far because the device was throttled."""
+    renew: Call | None = None
+    keep: Keep | None = None
+    is_bound_here: bool = False
+    is_cold: bool = False
+    num_throttled: int = 0
 
     def samples(self, call: Call, num_samples: int) -> list[float]:
         """Return `num_samples` times of one call each, in us; what it raises passes through."""
@@ -66,6 +61,7 @@ class Timer(Protocol):
         More looks are taken where the first shows more than is allowed. None where the question
         makes no sense: a CPU call is over when it returns.
         """
+        return None
 
 
 @contextlib.contextmanager
@@ -86,7 +82,7 @@ _MAX_FLUSH_BYTES = 128 * 1024**2  # about 10 ms a sample; larger caches would co
 _SETTLING_BYTES = 32 * 1024**2 - 64 * 1024
 
 
-class CpuTimer:
+class CpuTimer(Timer):
     """Times calls that are over when they return.
 
     Cold: a buffer of twice the last-level cache (at most 128 MiB) is read and written before
@@ -95,8 +91,6 @@ class CpuTimer:
 
     The process's allocator is brought to where that of a program that has run for a while is.
     """
-
-    num_throttled = 0
 
     def __init__(self, *, l3_bytes: int | None = None, is_cold: bool = True) -> None:
         import numpy as np
@@ -109,9 +103,6 @@ class CpuTimer:
         wanted = 2 * l3_bytes if l3_bytes else _MAX_FLUSH_BYTES
         num_words = min(wanted, _MAX_FLUSH_BYTES) // 8 if is_cold else 0
         self.is_cold = is_cold
-        self.renew: Call | None = None
-        self.keep: Keep | None = None
-        self.is_bound_here = False  # says nothing here: a call's work is all on the host
         self._buffer = np.zeros(num_words, dtype=np.uint64)
         self._next = 0
 
@@ -133,10 +124,6 @@ class CpuTimer:
                 self._next += 1
                 result.append((stop - start) / 1e3)
         return result
-
-    def hidden_us(self, call: Call, allowed_us: float) -> float | None:
-        """Return None: there is no device that could work on."""
-        return None
 
 
 # ---- the GPU --------------------------------------------------------------------------------
@@ -202,7 +189,7 @@ def lead_of_call_us(
     return min(max(launches_us), most_us)
 
 
-class CudaTimer:
+class CudaTimer(Timer):
     """Times calls on the current stream of one GPU by CUDA events.
 
     Cold: a buffer of twice the L2 is overwritten before each sample. Samples are enqueued in
@@ -218,9 +205,6 @@ class CudaTimer:
 
         properties = torch.cuda.get_device_properties(device_index)
         self.is_cold = is_cold
-        self.num_throttled = 0
-        self.renew: Call | None = None
-        self.keep: Keep | None = None
         event = torch.cuda.Event
         self._event, self._record, self._elapsed_ms = event, event.record, event.elapsed_time
         self._synchronize, self._spin = torch.cuda.synchronize, torch.cuda._sleep
@@ -230,7 +214,6 @@ class CudaTimer:
         self._buffer = torch.empty(flush_bytes // 4, dtype=torch.int32, device=self._device)
         self._clocks = _GpuClocks(str(properties.uuid))
         self._kept_cache = _KeptCache()
-        self.is_bound_here = False
         self._launch_us: deque[float] = deque([USERS_LAUNCH_US / 3], maxlen=4)
         self._least_launch_us = math.inf
         self._quiet_us = math.inf  # the host's clock beyond the events of an empty call

@@ -13,13 +13,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from tuner.errors import ToolchainError
-from tuner.machine.host import ask_program, find_hipcc, find_host_compiler, find_nvcc
+from tuner.machine.host import ask_program, find_gpu_program, find_host_compiler
 from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES, Kind, platform_of
 from tuner.machine.vectors import NATIVE, vectors
 from tuner.trial import Language, content_key
@@ -105,7 +105,7 @@ class Toolchain:
         own = PLATFORMS[kind].language
         wanted = [own] if languages is None else languages
         host = find_host_compiler()
-        own_compiler = _OWN_COMPILERS[kind]() if kind in _OWN_COMPILERS else None
+        own_compiler = find_gpu_program(_OWN_COMPILERS[kind]) if kind in _OWN_COMPILERS else None
         flags: tuple[str, ...] = CUDA_FLAGS
         if kind == "cuda":
             if capability is None:
@@ -204,7 +204,7 @@ _OBEYED = (
     "LIBRARY_PATH",
     "COMPILER_PATH",
 )
-_OWN_COMPILERS: dict[Kind, Callable[[], str | None]] = {"cuda": find_nvcc, "hip": find_hipcc}
+_OWN_COMPILERS: dict[Kind, str] = {"cuda": "nvcc", "hip": "hipcc"}
 _MISSING: dict[Language, str] = {
     "cuda": "nvcc not found: looked in $CUDA_HOME/bin, $CUDA_PATH/bin, on PATH and in "
     "/usr/local/cuda/bin\n"

@@ -12,7 +12,7 @@ from tuner.machine.host import (
     cpu_cache_bytes,
     cpu_name,
     driver_version,
-    find_nvcc,
+    find_gpu_program,
     usable_cores,
     usable_memory_bytes,
 )
@@ -126,7 +126,7 @@ def _describe_cuda(index: int, properties: Any) -> Device:
         warp_size=properties.warp_size,
         driver=driver_version(),
         has_triton=importlib.util.find_spec("triton") is not None,
-        has_nvcc=find_nvcc() is not None,
+        has_nvcc=find_gpu_program("nvcc") is not None,
     )
 
 

@@ -23,8 +23,8 @@ from tuner.machine.host import (
     ask_program,
     cpu_name,
     driver_version,
+    find_gpu_program,
     find_host_compiler,
-    find_nvcc,
     usable_cores,
 )
 from tuner.machine.vectors import MARCH_VARIABLE, NATIVE, vectors
@@ -82,7 +82,8 @@ def environment(device: Device) -> dict[str, str]:
     """
     import torch
 
-    compiler, nvcc, march = find_host_compiler(), find_nvcc(), vectors().march
+    compiler, nvcc = find_host_compiler(), find_gpu_program("nvcc")
+    march = vectors().march
     first_line = ask_program([compiler, "--version"]).text.splitlines()[:1] if compiler else []
     found: dict[str, str | None] = {
         "device": device.name,
@@ -212,7 +213,7 @@ def _nvcc_finding() -> Finding:
 
     wanted = torch.version.cuda
     remedy = f"install the CUDA toolkit{f' {wanted}' if wanted else ''}, with nvcc on the PATH"
-    nvcc = find_nvcc()
+    nvcc = find_gpu_program("nvcc")
     if nvcc is None:
         return Finding("nvcc", False, "not found: only CPU and Triton templates", remedy)
     release = _nvcc_release(nvcc)

@@ -27,9 +27,8 @@ __all__ = [
     "cpu_cache_bytes",
     "cpu_name",
     "driver_version",
-    "find_hipcc",
+    "find_gpu_program",
     "find_host_compiler",
-    "find_nvcc",
     "has_many_cores",
     "instruction_sets",
     "usable_cores",
@@ -84,18 +83,17 @@ def find_host_compiler() -> str | None:
     return _first_program(os.environ.get("CXX"), "c++", "g++", "clang++")
 
 
-def find_nvcc() -> str | None:
-    """Return the path of nvcc: of $CUDA_HOME or $CUDA_PATH, on PATH, or where it usually is."""
-    roots = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
-    at_roots = (str(Path(root, "bin", "nvcc")) for root in roots if root)
-    return _first_program(*at_roots, "nvcc", "/usr/local/cuda/bin/nvcc")
+def find_gpu_program(name: str) -> str | None:
+    """Return the path of hipcc, nvcc or ncu: of its toolkit, on PATH, or where it usually is.
 
-
-def find_hipcc() -> str | None:
-    """Return the path of hipcc: of $ROCM_PATH, on PATH, or where it usually is."""
-    root = os.environ.get("ROCM_PATH")
-    at_root = [str(Path(root, "bin", "hipcc"))] if root else []
-    return _first_program(*at_root, "hipcc", "/opt/rocm/bin/hipcc")
+    The toolkit is in $ROCM_PATH (hipcc), or in $CUDA_HOME or $CUDA_PATH.
+    """
+    is_hip = name == "hipcc"
+    variables = ("ROCM_PATH",) if is_hip else ("CUDA_HOME", "CUDA_PATH")
+    usual = "/opt/rocm" if is_hip else "/usr/local/cuda"
+    roots = (os.environ.get(variable) for variable in variables)
+    at_roots = (str(Path(root, "bin", name)) for root in roots if root)
+    return _first_program(*at_roots, name, f"{usual}/bin/{name}")
 
 
 def driver_version() -> str:

@@ -38,6 +38,7 @@ __all__ = [
     "TEMPLATE_MARKS",
     "accuracy_figure",
     "add_templates",
+    "bars",
     "baseline_point",
     "hover_words",
     "log_axis",
@@ -109,6 +110,29 @@ def baseline_point(x: float, y: float, words: str, *, symbol: str, size: int) ->
         "hovertext": [f"PyTorch: {words}"],
         "hoverinfo": "text",
     }
+
+
+def bars(
+    values: Sequence[float], names: Sequence[str], words: Sequence[str], colour: Any, **axis: Any
+) -> Any:
+    """Return a figure of horizontal bars, the last one on top; `words` stand at their ends."""
+    import plotly.graph_objects as go
+
+    drawn = go.Bar(
+        x=list(values),
+        y=[plotly_text(name) for name in names],
+        orientation="h",
+        marker={"color": colour},
+        text=list(words),
+        textposition="outside",
+        cliponaxis=False,
+        hoverinfo="skip",
+    )
+    figure = go.Figure(drawn)
+    figure.update_xaxes(rangemode="tozero", **axis)
+    figure.update_yaxes(type="category", automargin=True)
+    figure.update_layout(height=80 + 28 * len(values), showlegend=False, margin={"t": 10})
+    return figure
 
 
 def trial_points(

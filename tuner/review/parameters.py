@@ -7,7 +7,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.review.figures import ACCENT, MAX_POINTS, log_axis, plotly_text, thinned, trial_points
+from tuner.review.figures import (
+    ACCENT,
+    MAX_POINTS,
+    bars,
+    log_axis,
+    plotly_text,
+    thinned,
+    trial_points,
+)
 from tuner.review.formatting import us_words
 from tuner.review.run_data import correct_trials, latency_us_of
 from tuner.review.tables import grouped, ordered_values, parameter_names, value_words
@@ -84,24 +92,10 @@ def _shared(choices: tuple[str, ...]) -> Any:
 
 def importance_figure(shares: Mapping[str, float]) -> Any:
     """Draw what `importances` found, the most important on top."""
-    import plotly.graph_objects as go
-
-    ranked = sorted(shares.items(), key=lambda pair: pair[1])
-    bars = go.Bar(
-        x=[share for _, share in ranked],
-        y=[plotly_text(name) for name, _ in ranked],
-        orientation="h",
-        marker={"color": ACCENT},
-        text=[f"{100 * share:.0f} %" for _, share in ranked],
-        textposition="outside",
-        cliponaxis=False,
-        hoverinfo="skip",
-    )
-    figure = go.Figure(bars)
-    figure.update_xaxes(title_text="share of importance", tickformat=".0%", rangemode="tozero")
-    figure.update_yaxes(type="category", automargin=True)
-    figure.update_layout(height=80 + 26 * len(ranked), showlegend=False, margin={"t": 10})
-    return figure
+    names = sorted(shares, key=lambda name: shares[name])
+    values = [shares[name] for name in names]
+    words = [f"{100 * share:.0f} %" for share in values]
+    return bars(values, names, words, ACCENT, title_text="share of importance", tickformat=".0%")
 
 
 def parameter_figure(trials: Sequence[Trial], names: Sequence[str]) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from tuner.review.figures import ACCENT, BEST, FLOOR, HOVER_SPANS, LEGEND, plotly_text
+from tuner.review.figures import ACCENT, BEST, FLOOR, HOVER_SPANS, LEGEND, bars
 from tuner.review.formatting import seconds_words
 from tuner.trial import Trial
 
@@ -250,24 +250,12 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def stage_figure(trials: Sequence[Trial]) -> Any:
     """Draw the seconds that each stage took, over all trials."""
-    import plotly.graph_objects as go
-
     stages = stages_of(trials)[::-1]
-    bars = go.Bar(
-        x=[stage.seconds for stage in stages],
-        y=[plotly_text(stage.name) for stage in stages],
-        orientation="h",
-        marker={"color": [_STAGE_COLOURS.get(s.name, "#7f7f7f") for s in stages]},
-        text=[seconds_words(stage.seconds) for stage in stages],
-        textposition="outside",
-        cliponaxis=False,
-        hoverinfo="skip",
-    )
-    figure = go.Figure(bars)
-    figure.update_xaxes(title_text="seconds, all trials together", rangemode="tozero")
-    figure.update_yaxes(type="category", automargin=True)
-    figure.update_layout(height=80 + 28 * len(stages), showlegend=False, margin={"t": 10})
-    return figure
+    seconds = [stage.seconds for stage in stages]
+    names = [stage.name for stage in stages]
+    words = [seconds_words(stage.seconds) for stage in stages]
+    colours = [_STAGE_COLOURS.get(name, "#7f7f7f") for name in names]
+    return bars(seconds, names, words, colours, title_text="seconds, all trials together")
 
 
 def timeline_figure(spans: Sequence[Span]) -> dict[str, Any]:
