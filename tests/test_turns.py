@@ -126,6 +126,16 @@ def test_others_that_search_check_or_race_are_seen(tmp_path, held):
     assert turns.has_others
 
 
+def test_a_part_of_a_process_waits_for_the_rest_of_it_and_is_no_other_tuner(tmp_path):
+    turns = Turns(tmp_path)
+    with turns.apart().memory(False):
+        assert not turns.has_others
+        assert not begins(lambda: turns.memory(True), SHORT_S)
+    with turns.memory(True):
+        assert not begins(lambda: turns.apart().memory(False), SHORT_S)
+    assert begins(lambda: Turns(tmp_path).memory(True), LONG_S)
+
+
 def test_checks_of_one_process_do_not_wait_for_each_other(tmp_path, held):
     turns = Turns(tmp_path)
     with turns.memory(True):

@@ -86,7 +86,7 @@ class Batching:
         measured: tuple[AtBatch, ...] = ()
         failures: dict[str, str] = {}
         tuned_rows = file.planned.sizes.get("batch", 1)
-        turns = turns_of(task.device)
+        turns = turns_of(task.device).apart()
         try:
             # Of large outputs it holds as much as a check: who lacks memory waits for its end.
             with turns.memory(needs_all=False), new_worker(task.device, name="batches") as worker:

@@ -76,6 +76,12 @@ class Turns:
         self._memory, self._check = _Hold(), _Hold()
         self._seen_as: set[Path] = set()
 
+    def apart(self) -> Turns:
+        """Return turns for a part of this process that waits for the rest of it as for others."""
+        other = Turns(self._folder, self._patience_s)
+        other._seen_as = self._seen_as
+        return other
+
     @property
     def waited_s(self) -> float:
         """Seconds that this process has waited for others, until now."""
