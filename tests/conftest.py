@@ -32,9 +32,21 @@ os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Exported files too, of which several tests have the same: each takes 5 s of CPU.
 _extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
 os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
+# Their compiler finds PyTorch's headers precompiled: `c++` on the PATH, once for all workers.
+_own_compiler = shutil.which("c++")
+if _own_compiler is not None and "CXX" not in os.environ and "TUNER_TESTS_CXX" not in os.environ:
+    _bin = _CACHES / "bin"
+    _bin.mkdir()
+    (_bin / "c++").symlink_to(Path(__file__).with_name("extension_compiler.sh").absolute())
+    os.environ["TUNER_TESTS_CXX"] = _own_compiler
+    os.environ["TUNER_TESTS_HEADERS"] = str(_CACHES / "headers")
+    os.environ["PATH"] = f"{_bin}{os.pathsep}{os.environ['PATH']}"
 # Workers of the tuner that are timed do not rest, and flush less. Those that capture find what
-# PyTorch imports and looks up for its first record.
-os.environ["TUNER_PRELOAD"] = "tests.impatient_workers tests.recorded_once"
+# PyTorch imports and looks up for its first record. And each that checks an exported file imports
+# what compiles it, each that times one what a confidence interval needs, for 0.1 s and more.
+os.environ["TUNER_PRELOAD"] = (
+    "tests.impatient_workers tests.recorded_once torch.utils.cpp_extension scipy.special"
+)
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
 # others, for whole time slices at each of OpenMP's barriers. And as it asks the system for memory
 # anew, a process has page faults. It is what a check's processes have (`contender.QUIET`): all
