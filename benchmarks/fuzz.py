@@ -31,6 +31,7 @@ from tuner.config.run_config import parse_config
 from tuner.errors import ConfigError, InputError
 from tuner.export.certificate import MARK, read_certificate
 from tuner.space.expression import Expression
+from tuner.space.grammar import COMPILED_AS
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Value
 
@@ -45,8 +46,6 @@ FACTS: dict[str, Value] = {
 
 # ---- what must not happen meanwhile ---------------------------------------------------------
 
-# What the tuner compiles of an expression is run: names, literals and the grammar's operators.
-CONDITION = "<condition>"
 FORBIDDEN = (
     "exec", "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "os.remove",
     "os.rename", "os.mkdir", "socket.connect", "socket.bind", "ctypes.dlopen", "pickle.find_class",
@@ -65,7 +64,8 @@ WATCH = Watch()
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
-    if not WATCH.is_on or (event == "exec" and args[0].co_filename == CONDITION):
+    # What the tuner compiles of an expression is run: names, literals and the grammar's operators.
+    if not WATCH.is_on or (event == "exec" and args[0].co_filename == COMPILED_AS):
         return
     is_write = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
     if event in FORBIDDEN or is_write:

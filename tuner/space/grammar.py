@@ -12,6 +12,7 @@ from typing import Any
 from tuner.trial import Value
 
 __all__ = [
+    "COMPILED_AS",
     "FUNCTIONS",
     "MAX_NUMBER",
     "WORD",
@@ -28,6 +29,7 @@ __all__ = [
     "truth",
 ]
 
+COMPILED_AS = "<expression>"  # the file that a compiled expression says it is from
 WORD = re.compile(r"[A-Za-z0-9_.-]+")  # what a word may be made of, since it reaches source text
 
 MAX_DEPTH = 60  # levels of the tree; far below Python's own recursion limit
@@ -65,7 +67,7 @@ def compile_tree(
     body = _Writer(places).visit(node)
     function = ast.Lambda(ast.arguments([], takes, None, [], [], None, []), body)
     text = ast.fix_missing_locations(ast.Expression(function))
-    found: Callable[..., Value] = eval(compile(text, "<expression>", "eval"), dict(_GLOBALS))
+    found: Callable[..., Value] = eval(compile(text, COMPILED_AS, "eval"), dict(_GLOBALS))
     return found
 
 
