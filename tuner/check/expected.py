@@ -379,7 +379,8 @@ def _beside_something(
         model = problem.randomise(copied(known["initial"]), probe.seed_weights, "random").double()
         wide = [widened(x) if isinstance(x, torch.Tensor) else x for x in values]
         with torch.no_grad(), exact_convolutions():
-            known["something"] = max(float(y.abs().max()) for y in problem.call(model, wide))
+            made = [y for y in problem.call(model, wide) if y.is_floating_point() and y.numel()]
+        known["something"] = max((float(y.abs().max()) for y in made), default=0.0)
     if not nothing or known["something"] < NOTHING:
         return errors
     size = known["something"]
