@@ -170,6 +170,15 @@ def test_what_might_differ_or_gains_nothing_is_left(name, tmp_path):
     assert rewritten(graph) == graph and not graph.rewrites
 
 
+def test_what_cancels_is_no_difference_from_itself(tmp_path):
+    """A compiler fuses a product with the subtraction of it: what is left is its rounding."""
+    init, forward, inputs, _ = TAKEN["a scaled bias before InstanceNorm"]
+    _, graph = seen(tmp_path, init, forward, inputs)
+    nodes = rewritten(graph).nodes
+    assert not [node for node in nodes if node.op == "sub" and node.args[0] == node.args[1]]
+    assert [node for node in nodes if node.op == "mul" and 0.0 in node.args[1:]]
+
+
 def test_weights_that_are_no_numbers_show_as_in_the_module(tmp_path):
     init = "self.l, self.n, self.m = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(6, 3)"
     forward = "return self.n(self.l(x)), self.m(x).mean(1)"
