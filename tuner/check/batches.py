@@ -33,12 +33,14 @@ class Extent:
     """How large a problem is.
 
     `num_rows` is its batch (`Problem.num_rows`), None where it has none; `row_elements` are the
-    numbers that a call takes and makes for one row, 0 where that is not known.
+    numbers that a call takes and makes for one row, 0 where that is not known; `fixed_elements`
+    those of inputs that do not grow with the rows.
     """
 
     num_rows: int | None
     row_elements: float = 0.0
     device: Literal["gpu", "cpu"] = "cpu"
+    fixed_elements: int = 0
 
     def rows_within(self, num_elements: int) -> int:
         """Return how many rows take at most that many numbers."""

@@ -79,25 +79,34 @@ def row_elements(
     Infinity where they grow faster than the rows, from `rows` to twice as many, or dim 0 is not a
     batch.
     """
+    return _elements(problem, model, device, rows, seed)[0]
+
+
+def _elements(
+    problem: Problem, model: torch.nn.Module, device: Any, rows: int, seed: int = 0
+) -> tuple[float, int]:
+    """Return `row_elements`, and the numbers of inputs that do not grow with the rows."""
     import torch
 
-    counts = []
+    counts, shapes = [], []
     for batch in (rows, 2 * rows):
         try:
             values = problem.make_inputs(seed, batch=batch, device=device)
             with torch.no_grad():
                 counts.append(num_elements(problem, copied(model), values))
         except ProblemError:
-            return math.inf
+            return math.inf, 0
+        shapes.append([x.shape for x in values if isinstance(x, torch.Tensor)])
     few, more = counts
-    return (more - few) / rows if more <= 2.2 * few else math.inf
+    fixed = sum(one.numel() for one, other in zip(*shapes, strict=True) if one == other)
+    return (more - few) / rows if more <= 2.2 * few else math.inf, fixed
 
 
 def extent_of(problem: Problem, model: torch.nn.Module, device: Any) -> Extent:
     """Measure how large a problem is; its rows have no numbers where these are not known."""
-    row = row_elements(problem, model, device, FEW_ROWS)
+    row, fixed = _elements(problem, model, device, FEW_ROWS)
     kind: Literal["gpu", "cpu"] = "gpu" if is_gpu(device) else "cpu"
-    return Extent(problem.num_rows(), row if math.isfinite(row) else 0.0, kind)
+    return Extent(problem.num_rows(), row if math.isfinite(row) else 0.0, kind, fixed)
 
 
 def fewer_rows(problem: Problem, probe: Probe, model: torch.nn.Module, device: Any) -> int | None:

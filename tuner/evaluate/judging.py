@@ -12,14 +12,12 @@ from tuner.check.expected import Expected
 from tuner.check.probe import Probe
 from tuner.check.refusals import extent_of
 from tuner.check.traits import traits_of
-from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.process import RESERVE_BYTES, available_bytes
 from tuner.machine.platforms import platform_of
 from tuner.problem.accuracy import math_mode
-from tuner.problem.reference import Problem
 from tuner.trial import from_json, to_json
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ class Judge(Giver):
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
             "row_elements": extent.row_elements, "total_bytes": total_bytes,
-            "free_bytes": _free_bytes(device), "fixed_elements": _fixed_elements(problem, device),
+            "free_bytes": _free_bytes(device), "fixed_elements": extent.fixed_elements,
             "state_elements": sum(tensor.numel() for tensor in model.state_dict().values()),
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
@@ -169,16 +167,6 @@ class Judge(Giver):
             "held_bytes": held_bytes, "most_bytes": most_bytes, "free_bytes": _free_bytes(device),
             "total_bytes": lending.total_bytes(device),
         }, ()  # fmt: skip
-
-
-def _fixed_elements(problem: Problem, device: str) -> int:
-    """Return the numbers of the inputs that do not grow with the batch, 0 without one."""
-    try:
-        few, more = (problem.make_inputs(0, batch=rows, device=device) for rows in (8, 16))
-    except ProblemError:
-        return 0
-    pairs = zip(few, more, strict=True)
-    return sum(x.numel() for x, y in pairs if hasattr(x, "shape") and x.shape == y.shape)
 
 
 def _free_bytes(device: str) -> int:
