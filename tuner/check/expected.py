@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Expected", "expected", "expected_of_call"]
 
 MULTIPLYING = frozenset({"aten.prod", "aten.cumprod"})  # many numbers, each with all others
-LONG_PRODUCT = 4096  # numbers
 NOTHING = 1e-12  # what float64 leaves of sums that cancel
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
@@ -105,9 +104,6 @@ def expected(
         return expected(problem, less, accuracy, device, models=known)
     arguments = inputs_of_calls(problem, probe, device, model)
     script = script_of(problem, probe, arguments, tensors, known, device)
-    if script.has_backward and _is_squared(problem, model, arguments[0], known):
-        plain = dataclasses.replace(probe, gradients="")
-        return expected(problem, plain, accuracy, device, models=known)
     if script.is_forward:
         draw_tangents(arguments, tensors, probe, model)
     wide = copied(model).double()
@@ -195,20 +191,6 @@ def _depends_on_order(
     given = [x for x in (*values, *model.parameters()) if isinstance(x, torch.Tensor)]
     is_finite = all(bool(torch.isfinite(y).all()) for y in made)
     return not is_finite and not any(bool(torch.isnan(x).any()) for x in given)
-
-
-def _is_squared(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
-) -> bool:
-    """Whether PyTorch's gradient takes as many steps as the square of many numbers.
-
-    So does that of `cumprod` with a zero among them: 25 s for rows of 32,768, and a check has a
-    dozen such questions.
-    """
-    long = [x for x in values if hasattr(x, "shape") and max(x.shape, default=0) > LONG_PRODUCT]
-    if not long or not _multiplies(problem, model, values, known):
-        return False
-    return not all(bool(x.all()) for x in long)
 
 
 def _multiplies(

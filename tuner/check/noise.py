@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.cumulative_products import linear_gradients
 from tuner.check.exercise import dispatched, outputs_of
 from tuner.check.probe import Probe
 
@@ -68,7 +69,7 @@ def noise(keeps_copies: bool = False) -> Iterator[None]:
         y.mul_(drawn.add_(1.0))
 
     generators: dict[Any, Any] = {}
-    with each_result(move):
+    with linear_gradients(), each_result(move):
         yield
 
 

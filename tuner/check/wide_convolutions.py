@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.cumulative_products import linear_gradients
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,16 +26,19 @@ __all__ = ["by_products", "exact_convolutions"]
 MOST_ELEMENTS = 2**27  # of a copy and of what it is multiplied to: 1 GiB
 
 
-def exact_convolutions(is_wanted: bool = True) -> contextlib.AbstractContextManager[Any]:
-    """Return what, while it is entered, convolves float64 on a GPU by products.
+@contextlib.contextmanager
+def exact_convolutions(is_wanted: bool = True) -> Iterator[None]:
+    """Convolve float64 on a GPU by products, for as long as it is entered.
 
     So are gradients of any order that are computed while it is entered.
     """
     import torch
 
     if not is_wanted or not torch.cuda.is_initialized():  # each operation would pass through it
-        return contextlib.nullcontext()
-    return by_products("cuda")()
+        yield
+        return
+    with linear_gradients(), by_products("cuda")():
+        yield
 
 
 @dataclass(frozen=True, slots=True)
