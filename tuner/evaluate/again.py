@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.by_batch import MOST as MOST_ROWS
 from tuner.check.batches import MOST
 from tuner.check.probe import OWN_WORK, Probe
 from tuner.choosing import chosen_at
@@ -63,13 +64,20 @@ class Taken:
         found = {most for ranges in self.kernels.values() for most, _ in ranges[:-1]}
         return sorted({rows for most in found for rows in (most, most + 1)})[: 2 * MOST_BORDERS]
 
-    def leaves_out(self, rows: int) -> bool:
-        """Whether a file takes no kernels at so many rows, though it does at others."""
-        for fewest, most, *gaps in self.rows.values():
-            is_gap = any(low <= rows <= high for low, high in gaps)
-            if fewest <= most and (not fewest <= rows <= most or is_gap):
-                return True
-        return False
+    def leaves_out(self, probe: Probe, rows: int) -> bool:
+        """Whether a file takes no kernels at so many rows, though it does at others.
+
+        What asks for gradients is asked of kernels only where steps of training have any.
+        """
+        fewest, most, *gaps = self._rows_of(probe)
+        is_gap = any(low <= rows <= high for low, high in gaps)
+        return fewest <= most and (not fewest <= rows <= most or is_gap)
+
+    def _rows_of(self, probe: Probe) -> Sequence[Any]:
+        """Return the fewest and most rows, and gaps, of the way in which a probe calls a file."""
+        is_step = bool(probe.gradients) and not probe.gradients.startswith("forward")
+        way = "step" if is_step else "eval" if probe.mode == "eval" else "call"
+        return self.rows.get(way) or self.rows.get("call") or (0, MOST_ROWS)
 
     def _at(self, rows: int) -> set[int]:
         """Return the kernels for so many rows: of calls, of steps, of eval mode."""
@@ -82,8 +90,7 @@ class Taken:
         """
         found = {}
         for probe in probes:
-            way = "step" if probe.gradients else "eval" if probe.mode == "eval" else "call"
-            low, high, *_ = self.rows.get(way) or self.rows.get("call") or (0, 0)
+            low, high, *_ = self._rows_of(probe)
             if probe.name.startswith(OWN_WORK) and (probe.batch or low) < low <= high:
                 found[probe.name] = low
         return found
@@ -98,7 +105,7 @@ class Taken:
         each = [(p, num_rows if p.batch is None else p.batch) for p in probes]
         asked = [(p, n) for p, n in each if n is not None and not p.name.startswith(OWN_WORK)]
         if not self.kernels:
-            left_out = tuple(probe for probe, rows in asked if self.leaves_out(rows))
+            left_out = tuple(probe for probe, rows in asked if self.leaves_out(probe, rows))
             return [Again(left_out)] if left_out else []
         found = []
         known = sorted({kernel for ranges in self.kernels.values() for _, kernel in ranges})
@@ -106,7 +113,7 @@ class Taken:
             mine = tuple(
                 probe
                 for probe, rows in asked
-                if (self.leaves_out(rows) or self._at(rows) != {kernel})
+                if (self.leaves_out(probe, rows) or self._at(rows) != {kernel})
                 # More rows than a probe needs, and the kernel never has them.
                 and (rows <= MOST or kernel in self._at(rows))
             )
