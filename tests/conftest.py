@@ -42,11 +42,9 @@ if _own_compiler is not None and "CXX" not in os.environ and "TUNER_TESTS_CXX" n
     os.environ["TUNER_TESTS_HEADERS"] = str(_CACHES / "headers")
     os.environ["PATH"] = f"{_bin}{os.pathsep}{os.environ['PATH']}"
 # Workers of the tuner that are timed do not rest, and flush less. Those that capture find what
-# PyTorch imports and looks up for its first record. And each that checks an exported file imports
-# what compiles it, each that times one what a confidence interval needs, for 0.1 s and more.
-os.environ["TUNER_PRELOAD"] = (
-    "tests.impatient_workers tests.recorded_once torch.utils.cpp_extension scipy.special"
-)
+# PyTorch imports and looks up for its first record, those that check an exported file what
+# compiles it, and each that times one what a confidence interval needs: 0.1 s and more.
+os.environ["TUNER_PRELOAD"] = "tests.impatient_workers tests.recorded_once scipy.special"
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
 # others, for whole time slices at each of OpenMP's barriers. And as it asks the system for memory
 # anew, a process has page faults. It is what a check's processes have (`contender.QUIET`): all
