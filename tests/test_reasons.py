@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_problem import FLAGSHIP
 
+from tuner.check.probe import Probe
 from tuner.errors import MachineError, WorkerError
+from tuner.evaluate.asking import Fewer
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
@@ -174,3 +177,63 @@ def test_what_the_judge_has_no_memory_for_is_asked_with_fewer_rows(tmp_path):
     assert check.is_accepted, check.reason
     [note] = [note for note in check.notes if "memory ran out" in note]
     assert "asked again with fewer rows: " in note and "whole tiles, many (" in note
+
+
+SQUARE = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def forward(self, x, y):  # no batch: as many rows as columns
+        self.seen.add(x.data_ptr())
+        if len(self.seen) > 6:
+            torch.empty(2**60, dtype=torch.int8)
+        return torch.tanh(x * y)
+
+
+def get_inputs():
+    return [torch.randn(24, 24), torch.randn(24)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_what_has_no_memory_for_its_calls_is_asked_with_fewer_where_rows_are_fixed():
+    fewer = Fewer(num_rows=64, is_fixed=True)
+    life = Probe("a life", calls=7, before=((), ("eval",), ("train",), (), ("eval",)))
+    steps = Probe("steps", calls=4, gradients="all", backward=(3, 0))
+    assert fewer.asked(life) is not life and fewer.asked(life) == life
+    assert fewer.halve(life) and fewer.halve(steps)
+    assert fewer.asked(life) == replace(life, calls=3, before=life.before[:3])
+    assert fewer.asked(steps) == replace(steps, calls=2, backward=(0,))
+    assert fewer.halve(life) and fewer.asked(life).calls == 2
+    assert fewer.halve(life) and fewer.asked(life) == replace(fewer.asked(life), batch=32)
+    assert fewer.notes([life, steps]) == [
+        "memory ran out for 1 probe, asked again with fewer rows: a life (32)",
+        "memory ran out for 2 probes, asked again with fewer calls: a life (2), steps (2)",
+    ]
+
+
+def test_one_or_two_calls_without_rows_are_asked_as_they_are_or_not_at_all():
+    fewer = Fewer(num_rows=None, is_fixed=True)
+    assert not fewer.halve(Probe("two calls at once", calls=2, at_once="one module"))
+    assert not fewer.halve(Probe("one call"))
+    assert fewer.notes([Probe("one call")]) == []
+
+
+def test_a_check_goes_on_where_memory_runs_out_for_long_histories(tmp_path):
+    reference, own = tmp_path / "reference.py", tmp_path / "own.py"
+    reference.write_text(SQUARE)
+    own.write_text(SQUARE.replace("class Model(", "class ModelNew(").replace("> 6", "> 60"))
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    with Verifier(task, seed=3) as verifier:
+        check = verifier.check(Contender.of_file(own, is_deterministic=True))
+    assert check.is_accepted, check.reason
+    [note] = [note for note in check.notes if "memory ran out" in note]
+    assert "asked again with fewer calls: " in note and "a life, training (" in note

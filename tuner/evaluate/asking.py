@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from tuner.check.probe import Probe
@@ -18,10 +18,10 @@ from tuner.trial import ProbeResult, to_json
 
 __all__ = [
     "Asking",
+    "Fewer",
     "JudgeEnded",
     "is_of_memory",
     "lacks_memory",
-    "shrunk",
     "waits_for_memory",
     "with_memory",
 ]
@@ -37,15 +37,71 @@ class JudgeEnded(WorkerError):
     """The judge's process ended in the middle of a check, whose module is not to blame."""
 
 
+@dataclass(slots=True)
+class Fewer:
+    """Probes that are asked with fewer rows or calls, since memory ran out for their own.
+
+    Attributes:
+        num_rows: the problem's own batch, where it has one.
+        is_fixed: its reference may take no other; then calls are left out first.
+    """
+
+    num_rows: int | None = None
+    is_fixed: bool = False
+    _rows: dict[str, int] = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    def asked(self, probe: Probe) -> Probe:
+        """Return a probe as it is asked."""
+        calls = self._calls.get(probe.name, probe.calls)
+        return replace(
+            probe,
+            batch=self._rows.get(probe.name, probe.batch),
+            calls=calls,
+            before=probe.before[:calls],
+            backward=tuple(call for call in probe.backward if call < calls),
+        )
+
+    def halve(self, probe: Probe) -> bool:
+        """Ask a probe with half as many rows or calls from now on; False where it has too few."""
+        ways = (self._halve_calls, self._halve_rows)
+        return any(way(probe) for way in (ways if self.is_fixed else ways[1:]))
+
+    def _halve_rows(self, probe: Probe) -> bool:
+        own = probe.batch if probe.batch is not None else self.num_rows
+        rows = self._rows.get(probe.name, own)
+        if rows is None or rows < 2:
+            return False
+        self._rows[probe.name] = rows // 2
+        return True
+
+    def _halve_calls(self, probe: Probe) -> bool:
+        calls = self._calls.get(probe.name, probe.calls)
+        if calls < 3:  # with two calls one still follows another, or meets it
+            return False
+        self._calls[probe.name] = max(2, calls // 2)
+        return True
+
+    def notes(self, probes: Sequence[Probe]) -> list[str]:
+        """Name the probes that were asked with fewer rows or calls than they should be."""
+        notes = []
+        for what, fewer in (("rows", self._rows), ("calls", self._calls)):
+            found = [f"{p.name} ({fewer[p.name]})" for p in probes if p.name in fewer]
+            if found:
+                count = "1 probe" if len(found) == 1 else f"{len(found)} probes"
+                said = f"asked again with fewer {what}: {', '.join(found)}"
+                notes.append(f"memory ran out for {count}, {said}")
+        return notes
+
+
 class Asking:
-    """Asks the judge of one check, with fewer rows where its memory is too small.
+    """Asks the judge of one check, with fewer rows or calls where its memory is too small.
 
     Args:
         ask: runs a job in the judge, by name and payload.
         free_contender: lets the contender's process give up what it does not use.
         turns: of the tuners on this device.
-        num_rows: the problem's own batch, where it has one.
-        fewer_rows: filled with the probes for whose own number of rows memory ran out.
+        fewer: notes the probes for which memory ran out.
         lends: whether processes lend each other memory.
     """
 
@@ -54,16 +110,14 @@ class Asking:
         ask: Callable[..., Reply],
         free_contender: Callable[[], object],
         turns: Turns,
-        num_rows: int | None,
-        fewer_rows: dict[str, int],
+        fewer: Fewer,
         *,
         lends: bool,
     ) -> None:
         self.ask = ask
         self._free_contender = free_contender
         self._turns = turns
-        self._num_rows = num_rows
-        self._fewer_rows = fewer_rows
+        self._fewer = fewer
         self._lends = lends
         self._waits_s = iter(WAITS_S)  # what is lacking after all of them will be later
 
@@ -74,13 +128,12 @@ class Asking:
             JudgeEnded: the judge ended.
             TunerError: the reference fails, or there is no memory.
         """
-        rows = self._fewer_rows.get(probe.name, probe.batch)
-        asks = {"probe": to_json(replace(probe, batch=rows)), "lends": self._lends}
+        asks = {"probe": to_json(self._fewer.asked(probe)), "lends": self._lends}
         with self._turns.shared():
             return self.ask("ask", asks)
 
     def question(self, probe: Probe) -> Reply:
-        """Return a probe's question; where the judge has no memory for it, one of fewer rows.
+        """Return a probe's question; where the judge has no memory for it, one of less.
 
         First what nobody uses is freed, and other tuners are given time to free theirs.
 
@@ -94,7 +147,7 @@ class Asking:
             except TunerError as error:
                 if not is_of_memory(error):
                     raise
-                if has_freed and not self._has_waited() and not self._halved(probe):
+                if has_freed and not self._has_waited() and not self._fewer.halve(probe):
                     raise
             self.free()
             has_freed = True
@@ -123,8 +176,8 @@ class Asking:
         """Ask again where a contender had no memory, after the judge has freed what it can.
 
         The judge holds memory of the same machine: what ran out may be its doing. What does not
-        fit then is asked with half as many rows, and so on, as long as the judge takes much of
-        the memory for it: else the contender only says so, or needs more than there is.
+        fit then is asked with half as many rows or calls, and so on, as long as the judge takes
+        much of the memory for it: else the contender only says so, or needs more than there is.
         """
         self.free()
         while True:
@@ -134,7 +187,7 @@ class Asking:
             freed = self.free().data
             is_much = freed["most_bytes"] > SHARE_OF_JUDGE * freed["total_bytes"]
             is_full = is_much or freed["free_bytes"] < ENOUGH_BYTES
-            if not (self._lends and is_full and self._halved(probe)):
+            if not (self._lends and is_full and self._fewer.halve(probe)):
                 break
         held, free = (freed[name] / 2**30 for name in ("held_bytes", "free_bytes"))
         said = (
@@ -147,25 +200,6 @@ class Asking:
         """Let both processes free what they can; return what the judge holds, and what is free."""
         self._free_contender()
         return self.ask("free", {})
-
-    def _halved(self, probe: Probe) -> bool:
-        """Ask a probe with half as many rows from now on; False where it has one, or none."""
-        own = probe.batch if probe.batch is not None else self._num_rows
-        rows = self._fewer_rows.get(probe.name, own)
-        if rows is None or rows < 2:
-            return False
-        self._fewer_rows[probe.name] = rows // 2
-        return True
-
-
-def shrunk(probes: Sequence[Probe], fewer_rows: Mapping[str, int]) -> list[str]:
-    """Name the probes that were asked with fewer rows than they should be."""
-    fewer = {p.name: fewer_rows[p.name] for p in probes if p.name in fewer_rows}
-    if not fewer:
-        return []
-    said = ", ".join(f"{name} ({rows})" for name, rows in fewer.items())
-    count = "1 probe" if len(fewer) == 1 else f"{len(fewer)} probes"
-    return [f"memory ran out for {count}, asked again with fewer rows: {said}"]
 
 
 def lacks_memory(result: ProbeResult) -> bool:

@@ -17,7 +17,7 @@ from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.errors import TunerError
 from tuner.evaluate.again import Taken
-from tuner.evaluate.asking import Asking, JudgeEnded, lacks_memory
+from tuner.evaluate.asking import Asking, Fewer, JudgeEnded, lacks_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import asked
@@ -36,8 +36,7 @@ class Pair:
         judge: has loaded the reference.
         producer: has loaded the contender.
         turns: of the tuners on this device.
-        num_rows: the problem's own batch, where it has one.
-        fewer_rows: filled with the probes for whose own number of rows memory ran out.
+        fewer: notes the probes for which memory ran out.
         most_s: seconds for each call of the contender.
         is_gpu: whether the processes may lend each other memory.
     """
@@ -47,8 +46,7 @@ class Pair:
         judge: Worker,
         producer: Worker,
         turns: Turns,
-        num_rows: int | None,
-        fewer_rows: dict[str, int],
+        fewer: Fewer,
         *,
         most_s: float,
         is_gpu: bool,
@@ -60,9 +58,7 @@ class Pair:
         self._most_s = most_s
         self._known: set[str] = set()  # weights that this producer has
         self._lends = is_gpu and can_lend(producer, self._ask, most_s)
-        self._asking = Asking(
-            self._ask, self._free_contender, turns, num_rows, fewer_rows, lends=self._lends
-        )
+        self._asking = Asking(self._ask, self._free_contender, turns, fewer, lends=self._lends)
 
     def free(self) -> None:
         """Let both processes free what they can."""

@@ -8,6 +8,7 @@ What finds no memory beside other tuners is asked when these have given theirs u
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import threading
@@ -24,7 +25,13 @@ from tuner.check.traits import Traits
 from tuner.check.verdict import merge
 from tuner.errors import TunerError
 from tuner.evaluate.again import Again, Taken, plain_name
-from tuner.evaluate.asking import JudgeEnded, is_of_memory, lacks_memory, shrunk
+from tuner.evaluate.asking import (
+    Fewer,
+    JudgeEnded,
+    is_of_memory,
+    lacks_memory,
+    with_memory,
+)
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
@@ -96,7 +103,7 @@ class Verifier:
         self._lock = threading.Lock()  # several contenders may be checked at a time
         self.seconds = 0.0
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
-        self._fewer_rows: dict[str, int] = {}  # probes for whose own number memory ran out
+        self._fewer = Fewer()
 
     def __enter__(self) -> Verifier:
         return self
@@ -143,7 +150,9 @@ class Verifier:
         notes: list[str] = []
         self._files.remember(contender)
         with self._turns.checking(), ExitStack() as stack:
-            pairs, refusal = self._pairs(stack, contender, most_s, notes)
+            # What another tuner's check holds all memory for is waited for, not run into.
+            started_pairs = functools.partial(self._pairs, stack, contender, most_s, notes)
+            pairs, refusal = with_memory(self._turns, started_pairs)
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             taken = pairs[0].taken()
@@ -157,9 +166,7 @@ class Verifier:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
         fewest = taken.fewest_rows(probes)
         verdict = merge(results, self._accuracy, is_thorough=True, fewest=fewest)
-        unasked = (
-            [*_unjudged(probes), *shrunk(probes, self._fewer_rows)] if verdict.is_accepted else []
-        )
+        unasked = [*_unjudged(probes), *self._fewer.notes(probes)] if verdict.is_accepted else []
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
 
     def _all_ways(
@@ -211,7 +218,9 @@ class Verifier:
                 if refusal:
                     return [], refusal
             ready.result()
-        how = (self._turns, self._about["num_rows"], self._fewer_rows)
+        self._fewer.num_rows = self._about["num_rows"]
+        self._fewer.is_fixed = not self._about["row_elements"]
+        how = (self._turns, self._fewer)
         pairs = [
             Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
             for judge, producer in zip(self._judges[:num_pairs], producers, strict=True)
