@@ -539,6 +539,27 @@ def test_temporary_files_are_where_each_process_was_asked_to_keep_them(tmp_path,
         folder.rmdir()
 
 
+def test_what_a_process_would_compute_first_is_the_servers(tmp_path, monkeypatch):
+    (tmp_path / "computes.py").write_text(
+        "import functools, os\n"
+        "@functools.cache\ndef where():\n    return os.getpid()\n"
+        "def answer(**options):\n    print(where(), os.getpid(), flush=True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    env = {**os.environ, forkserver.ALSO: "computes:where computes:absent no_module:where"}
+    found = []
+    for _ in range(2):
+        ours, theirs = os.pipe()
+        path = {"path": forkserver.import_path(sys.path)}
+        process = forkserver.start_process("computes:answer", path, env, theirs)
+        os.close(theirs)
+        with os.fdopen(ours) as output:
+            found.append(output.read().split())
+        process.reap()
+    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
+    assert found[0][0] not in (found[0][1], found[1][1])
+
+
 def test_a_server_that_is_ready_is_the_one_that_forks(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # an environment that no other test has
     with Worker(ENTRY) as worker:

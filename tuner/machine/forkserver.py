@@ -44,19 +44,17 @@ __all__ = [
 # Environment variable: which fork of the server. What a stranger may harm has one of its own.
 SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
-# Environment variable: what a server imports as well, for the work of its processes.
+# Environment variable: what a server imports, or calls, as well for the work of its processes.
 ALSO = "TUNER_PRELOAD"
 # Environment variable: cores that a server, and so its processes, were started on.
 CORES = "TUNER_CORES"
 # PyTorch imports the third, for 1 to 5 s of CPU, in each process that calls an operator of an
-# exported file, draws inputs by their shapes alone, or asks for the first gradient.
+# exported file, draws inputs by their shapes alone, or asks for the first gradient. The last is a
+# checksum of all of Triton, 0.5 to 2 s of CPU, without which no process finds a kernel.
 PRELOADED = (
-    "torch",
-    "tuner.evaluate.jobs",
-    "torch._dynamo",
-    "tuner.kernel.triton_build",
-    "triton",
-)
+    "torch", "tuner.evaluate.jobs", "torch._dynamo", "tuner.kernel.triton_build", "triton",
+    "triton.runtime.cache:triton_key",
+)  # fmt: skip
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
@@ -314,8 +312,11 @@ def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
     die_with(parent_pid)
     gc.disable()  # imports make hardly any garbage; to look for it took a tenth of their time
     for name in (*PRELOADED, *os.environ.get(ALSO, "").split()):
+        module, _, function = name.partition(":")
         with contextlib.suppress(Exception):  # the child that needs it will say what is wrong
-            importlib.import_module(name)
+            imported = importlib.import_module(module)
+            if function:  # which keeps what it returns
+                getattr(imported, function)()
     # What the imports want at their end, such as that PyTorch's libraries are unregistered one by
     # one, is no work for the end of each child.
     for finalizer in getattr(weakref.finalize, "_registry", {}):
