@@ -7,30 +7,37 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline
-from tuner.errors import NothingToGainError
+from tuner.errors import NothingToGainError, TunerError
 from tuner.evaluate.asking import with_memory
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, asked, new_worker
 from tuner.machine.ceilings import bound_us
 from tuner.machine.platforms import is_gpu
-from tuner.machine.turns import turns_of
+from tuner.machine.turns import Turns, turns_of
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.review.gain import Gain, ModuleRecord
 
-__all__ = ["bound_of", "measured", "nothing", "worth_searching"]
+__all__ = ["ROUNDING", "bound_of", "measured", "nothing", "worth_searching"]
 
 PRECISION = "fp32"  # a nest has no products for tensor cores
 OF_HALVES = "fp16x3"  # products by halves have
 FIRST_SAMPLES = 3
 TIMED_S = 0.5  # of samples, of PyTorch and of the copy each
 FEWEST, MOST = 5, 100  # samples
+TF32_CLASSES = ("pytorch", "tf32")  # of accuracy, in which PyTorch may take it
+# What constraints call it that PyTorch rounds a module's convolutions, by layout.
+ROUNDING = {
+    "given": "device.rounds_convolutions", "channels_last": "device.rounds_channels_last",
+}  # fmt: skip
 
 # A module of as much traffic and no arithmetic, in KernelBench's format.
 _COPY = """\
@@ -87,7 +94,9 @@ def measured(planned: Planned, outline: Outline, observer: Observer | None = Non
         path.write_text(_COPY)
         sizes = {"NUM_FLOATS": max(1, outline.num_bytes // 8)}  # each is read and written
         copy = {**task, "reference": str(path), "sizes": sizes}
-        return replace(gain, eager_us=_latency_us(task), copy_us=_latency_us(copy))
+        eager = _seen(task, asks_rounding=_depends_on_rounding(planned))
+        facts = {ROUNDING[layout]: rounds for layout, rounds in eager.rounds.items()}
+        return replace(gain, eager_us=eager.us, copy_us=_seen(copy).us, facts=facts)
 
 
 def worth_searching(
@@ -112,6 +121,9 @@ def worth_searching(
         if gain.is_nothing:
             raise nothing(gain)
         observer.on_stage(f"to gain: {gain.words}")
+        if gain.facts.get(ROUNDING["given"]) is False:
+            why = "PyTorch does not round this module's convolutions to TF32 here"
+            observer.on_stage(f"{why}: kernels that do are not tried")
     return ModuleRecord(outline, gain)
 
 
@@ -123,17 +135,36 @@ def nothing(gain: Gain) -> NothingToGainError:
     return NothingToGainError(f"nothing to gain: {gain.words}\n  {advice}", gain.data)
 
 
-def _latency_us(task: dict[str, Any]) -> float:
-    """Return the median time of a reference's forward."""
-    return with_memory(turns_of(task["device"]), lambda: _timed_us(task))
+def _depends_on_rounding(planned: Planned) -> bool:
+    """Whether configurations are feasible only where PyTorch rounds its convolutions."""
+    may_round = is_gpu(planned.device.kind) and planned.config.accuracy.kind in TF32_CLASSES
+    asked_of = {name for rule in planned.constraints for name in rule.names}
+    return may_round and not asked_of.isdisjoint(ROUNDING.values())
 
 
-def _timed_us(task: dict[str, Any]) -> float:
+class _Seen(NamedTuple):
+    """What was seen of a reference: its forward's median time; by layout, whether it rounds."""
+
+    us: float
+    rounds: Mapping[str, bool]
+
+
+def _seen(task: dict[str, Any], *, asks_rounding: bool = False) -> _Seen:
+    turns = turns_of(task["device"])
+    return with_memory(turns, lambda: _seen_of(task, turns, asks_rounding))
+
+
+def _seen_of(task: dict[str, Any], turns: Turns, asks_rounding: bool) -> _Seen:
     with new_worker(task["device"], name="gain", env=QUIET, is_ours=True) as worker:
         asked(worker, "prepare", task, timeout_s=PREPARE_TIMEOUT_S)
-        with turns_of(task["device"]).alone():
+        with turns.alone():
             first = asked(worker, "time_model", {"num_samples": FIRST_SAMPLES}).data["samples_us"]
             number = round(TIMED_S * 1e6 / max(statistics.median(first), 1.0))
             wanted = {"num_samples": min(MOST, max(FEWEST, number))}
             samples_us = asked(worker, "time_model", wanted).data["samples_us"]
-        return float(statistics.median(samples_us))
+        rounds: dict[str, bool] = {}
+        if asks_rounding:
+            # Where it is not found out, for lack of memory say, no configuration is left out.
+            with turns.shared(), suppress(TunerError):
+                rounds = asked(worker, "rounding", {}).data["rounds"]
+        return _Seen(float(statistics.median(samples_us)), rounds)

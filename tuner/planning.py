@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tuner.config.run_config import RunConfig
 from tuner.errors import (
     ConfigError,
     DeviceError,
+    InputError,
     NothingToGainError,
     TemplateError,
     did_you_mean,
@@ -39,6 +40,7 @@ from tuner.machine.device import Device
 from tuner.machine.platforms import is_gpu
 from tuner.problem.reference import ROWS
 from tuner.search.samplers import SAMPLERS
+from tuner.space.constraints import Constraint
 from tuner.space.search_space import SearchSpace
 from tuner.trial import (
     Candidate,
@@ -80,6 +82,7 @@ class Planned:
     warnings: Sequence[str] = ()  # what is likely not meant, and stops nothing
     outline: Outline | None = None  # of an operator that was derived from a module
     num_rows: int | None = None  # of the problem's inputs
+    constraints: Sequence[Constraint] = ()  # that the space obeys
 
     @property
     def is_small(self) -> bool:
@@ -110,6 +113,23 @@ class Planned:
         """One compiler a core; on a GPU one core stays free for the process that feeds it."""
         cores = len(os.sched_getaffinity(0))
         return max(1, cores - 1) if is_gpu(self.device.kind) else cores
+
+    def knowing(self, facts: Mapping[str, Value]) -> Planned:
+        """Return the plan where these facts are known, too; their names begin with `device.`.
+
+        It stays as it is where they would leave nothing of what the config asks for.
+        """
+        if not facts:
+            return self
+        known = {**self.facts, **facts}
+        try:
+            space = SearchSpace.build(
+                self.space.parameters, self.constraints, {**known, **self.sizes}
+            )
+        except InputError:
+            return self
+        defaults = _nearest_defaults(space, self.family, known)
+        return replace(self, facts=known, space=space, defaults=defaults)
 
     def find_toolchain(self) -> Toolchain:
         """Find the compilers that the templates need."""
@@ -169,9 +189,10 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         parameters=sorted(used),
         renamed={head.was: name for name, head in heads if head.was},
     )
+    constraints = [*family.constraints(names, varied), *config.constraints]
     space = SearchSpace.build(
         family.parameters(names, varied, {p.name: p.when for p in config.space if p.when}),
-        [*family.constraints(names, varied), *config.constraints],
+        constraints,
         {**facts, **sizes},
     )
     lists = {p: [head.values for name, head in heads if name == p] for p in used}
@@ -181,7 +202,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     warnings += _checked_texts(defaults, family, facts)
     return Planned(
         config, family, device, is_assumed, sizes, facts, machine, space, defaults, reference,
-        screening, warnings, _outline(config, family), num_rows,
+        screening, warnings, _outline(config, family), num_rows, constraints,
     )  # fmt: skip
 
 

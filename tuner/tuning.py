@@ -28,7 +28,7 @@ from tuner.errors import InputError, NothingCorrectError, StorageError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import new_worker
 from tuner.fleets import Source, source_of
-from tuner.gaining import measured, worth_searching
+from tuner.gaining import ROUNDING, measured, worth_searching
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
@@ -169,6 +169,8 @@ class _Sessions:
         listed = planned.config.listed
         force = self.force or not self.verifies or listed is not None
         module = worth_searching(planned, self.observer, force=force)
+        if module is not None:
+            planned = planned.knowing(module.gain.facts)
         earlier = Earlier()
         if planned.outline is not None or planned.config.effort == "quick":
             versions = versions_of(planned.environment, toolchain.label)
@@ -310,7 +312,8 @@ def resume(
         plans = planned_sizes(config, lambda each: _planned(each, observer))
         listed = config.listed
         place = 0 if listed is None else listed.values.index(config.problem.sizes[listed.name])
-        planned = plans[place]
+        seen = {n: v for n, v in environment.facts.items() if n in ROUNDING.values()}
+        planned = plans[place].knowing(seen)
         observer.on_plan(planned)
         toolchain = planned.find_toolchain()
         moved = [

@@ -19,8 +19,8 @@ from tuner.capture.library import Call
 from tuner.capture.makers import Products, parameter
 
 __all__ = [
-    "CONVOLUTIONS", "CONVOLUTION_TEMPLATE", "CONVOLUTION_WGMMA_TEMPLATE", "PLANES_TEMPLATE",
-    "ROUNDED_TEMPLATE", "ROUNDED_WGMMA_TEMPLATE", "Geometry", "geometry_of",
+    "CONVOLUTIONS", "CONVOLUTION_TEMPLATE", "CONVOLUTION_WGMMA_TEMPLATE", "OF_CHANNELS_LAST",
+    "PLANES_TEMPLATE", "ROUNDED_TEMPLATE", "ROUNDED_WGMMA_TEMPLATE", "Geometry", "geometry_of",
     "is_convolution", "made_as",
 ]  # fmt: skip
 
@@ -30,6 +30,15 @@ ROUNDED_WGMMA_TEMPLATE = "nest_convolution_wgmma_rounded"
 ROUNDED_TEMPLATE = "nest_convolution_rounded"
 PLANES_TEMPLATE = "nest_depthwise"
 
+# What PyTorch does with this module's convolutions on this device: known once it was looked at.
+OF_ROUNDED = (
+    '  - {expr: "device.rounds_convolutions", '
+    'why: "PyTorch does not round these convolutions, and nothing that does is as exact"}\n'
+)
+OF_CHANNELS_LAST = (
+    '  - {expr: "device.rounds_convolutions or not device.rounds_channels_last", '
+    'why: "PyTorch rounds these convolutions with channels last alone: that is less exact"}\n'
+)
 _INCLUDE = '{% include "_lib/triton_products.py" %}\n'
 _OF_IMAGES = Products(
     title=", convolutions of float16",
@@ -115,6 +124,7 @@ CONVOLUTIONS = {
     ROUNDED_TEMPLATE: replace(
         _OF_IMAGES,
         title=", convolutions of float16 as inexact as TF32",
+        requires=_OF_IMAGES.requires + OF_ROUNDED,
         more=(1,),
         precision="fp16",
     ),
@@ -140,7 +150,7 @@ CONVOLUTIONS = {
         _BY_WGMMA,
         title=", convolutions of float16 as inexact as TF32 in one Hopper kernel",
         include=_BY_WGMMA.include.replace("image_halves = 2", "image_halves = 1"),
-        requires=_BY_WGMMA.requires.replace(_SUMS, _SUMS_OF_ONE),
+        requires=_BY_WGMMA.requires.replace(_SUMS, _SUMS_OF_ONE) + OF_ROUNDED,
         precision="fp16",
     ),
 }

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from tuner.capture.convolutions import OF_CHANNELS_LAST, is_convolution
 from tuner.capture.half_products import SHORTEST, Halves
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
@@ -240,6 +241,8 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
     halves = Halves(products, parts[0].graph, stages.calls) if products else None
     requires, ours = halves.head() if halves else ("", "")
+    if any(is_convolution(call) and call.name in stages.images for call in stages.calls):
+        requires += OF_CHANNELS_LAST
     more += ours
     if epilogues:
         # A search times the forward alone.

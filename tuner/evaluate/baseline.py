@@ -37,7 +37,7 @@ class Baseline(Giver):
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
         self.time_steps = self._timed.time_steps
         self.operations, self.profile = self._timed.operations, self._timed.profile
-        self.counted = self._timed.counted
+        self.counted, self.rounding = self._timed.counted, self._timed.rounding
 
     def timing_set(self, has_other_values: bool = False, lends: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.

@@ -19,7 +19,8 @@ One child serves one role at a time, each with the jobs that belong to it:
                  timing_set,
                  judge_timed,
                  judge_kept,
-                 operations, profile
+                 operations, profile,
+                 rounding
     producer     load, receive,      holds one stranger; only produces tensors and times
                  lent_sample, free,
                  answer, time_model,

@@ -7,7 +7,7 @@ there: a kernel that writes past the caches is faster.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from tuner.capture.outline import Outline
 from tuner.review.formatting import count_words, three_digits, us_words
@@ -28,6 +28,7 @@ class Gain:
 
     `read_bytes`, `written_bytes` and `flops` are an `Outline`'s. `bound_us` is the datasheet's,
     `copy_us` what PyTorch takes to copy as many bytes, timed like PyTorch's forward (`eager_us`).
+    `facts` were seen of PyTorch on the device, named as constraints name them.
     """
 
     device: str
@@ -38,6 +39,7 @@ class Gain:
     bound_us: float | None
     eager_us: float | None = None
     copy_us: float | None = None
+    facts: dict[str, bool] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:

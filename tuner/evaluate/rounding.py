@@ -1,0 +1,58 @@
+"""Whether PyTorch rounds what a module convolves on a GPU: to TF32, which it may by its settings.
+
+cuDNN does so for some shapes and layouts and not for others. What is as inexact as TF32 is
+accepted where PyTorch is as well, so a search need not try it elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.exercise import dispatched
+from tuner.problem.accuracy import Accuracy, math_mode
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["is_apart", "rounding_of"]
+
+# Of the root mean square: TF32's differences are 3e-4, those of another order of sums 1e-6.
+ROUNDED = 2e-5
+EXACT = Accuracy.parse("float32")
+
+
+def rounding_of(call: Callable[[], object]) -> dict[str, bool]:
+    """Return whether PyTorch rounds what `call` convolves in float32, by layout.
+
+    Each convolution is made in PyTorch's settings as they are, as given and with its channels
+    last ("given", "channels_last"), and once without TF32. Empty where there is none.
+    """
+    import torch
+
+    convolve = torch.ops.aten.convolution.default
+    found: dict[str, bool] = {}
+
+    def compared(func: Any, args: Any, kwargs: Any) -> Any:
+        made = func(*args, **kwargs)
+        if func is not convolve or args[0].dtype != torch.float32:
+            return made
+        with math_mode(EXACT):
+            exact = func(*args, **kwargs)
+        found["given"] = found.get("given", False) or is_apart(made, exact)
+        layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[0].ndim)
+        if layout is not None:
+            image, weight = (x.contiguous(memory_format=layout) for x in args[:2])
+            last = func(image, weight, *args[2:], **kwargs)
+            found["channels_last"] = found.get("channels_last", False) or is_apart(last, exact)
+        return made
+
+    with dispatched(compared):
+        call()
+    return found
+
+
+def is_apart(made: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether results differ by more than the order of their sums; also what is no number."""
+    difference, size = (float(x.square().mean().sqrt()) for x in (made - exact, exact))
+    return not difference <= ROUNDED * size
