@@ -237,3 +237,15 @@ def test_a_check_goes_on_where_memory_runs_out_for_long_histories(tmp_path):
     assert check.is_accepted, check.reason
     [note] = [note for note in check.notes if "memory ran out" in note]
     assert "asked again with fewer calls: " in note and "a life, training (" in note
+
+
+@pytest.mark.parametrize("fault", ["(x.abs() < 1e-37).all()", "x.isnan().any()"])
+def test_what_has_no_batch_is_asked_with_all_kinds_of_numbers(tmp_path, fault):
+    reference, wrong = tmp_path / "reference.py", tmp_path / "wrong.py"
+    reference.write_text(SQUARE.replace("24", "240").replace("> 6", "> 60"))
+    text = reference.read_text().replace("class Model(", "class ModelNew(")
+    wrong.write_text(text.replace("return torch", f"return bool({fault}) + torch"))
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    with Verifier(task, seed=3) as verifier:
+        check = verifier.check(Contender.of_file(wrong, is_deterministic=True))
+    assert not check.is_accepted and "output of call" in check.reason

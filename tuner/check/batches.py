@@ -34,13 +34,15 @@ class Extent:
 
     `num_rows` is its batch (`Problem.num_rows`), None where it has none; `row_elements` are the
     numbers that a call takes and makes for one row, 0 where that is not known; `fixed_elements`
-    those of inputs that do not grow with the rows.
+    those of inputs that do not grow with the rows. With `is_fixed` the reference takes no other
+    number of rows.
     """
 
     num_rows: int | None
     row_elements: float = 0.0
     device: Literal["gpu", "cpu"] = "cpu"
     fixed_elements: int = 0
+    is_fixed: bool = False
 
     def rows_within(self, num_elements: int) -> int:
         """Return how many rows take at most that many numbers."""

@@ -45,7 +45,7 @@ def screening_probes(
     """Return the short list that screens candidates while searching."""
     secret = random.Random(seed)
     seed_inputs, seed_weights = secret.getrandbits(31), secret.getrandbits(31)
-    batch = None if extent.num_rows is None else odd_batch(extent)
+    batch = None if extent.num_rows is None or extent.is_fixed else odd_batch(extent)
     probe = _seeded(seed_inputs, seed_weights, mode=mode)
     return [
         probe("as given", weights="initial"),
@@ -69,6 +69,7 @@ def thorough_probes(
     has_cuda: bool = False,
     large_batch: int = 0,
     row_elements: float = 0.0,
+    is_fixed: bool = False,
     traits: Traits = EVERYTHING,
     further_rows: Sequence[int] = (),
 ) -> list[Probe]:
@@ -77,13 +78,15 @@ def thorough_probes(
     Few probes run at full size, since one tensor of the flagship is 256 MB. What names no mode is
     asked in the problem's own of `modes`.
     `is_deterministic` asks for the same bits from the same input. From `large_batch` rows on the
-    module is known to take another way in eval mode. `row_elements` are as of `Extent`; what says
-    nothing with such `traits` is left out. `further_rows` are asked besides.
+    module is known to take another way in eval mode. `row_elements` and `is_fixed` are as of
+    `Extent`; what says nothing with such `traits` is left out. `further_rows` are asked besides.
     """
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
     seed_weights = secret.getrandbits(31)
-    extent = Extent(num_rows, row_elements, "gpu" if has_cuda else "cpu")
+    whole_extent = Extent(num_rows, row_elements, "gpu" if has_cuda else "cpu")
+    # What takes no other number of rows is asked as what has none: with its own inputs' shapes.
+    extent = replace(whole_extent, num_rows=None) if is_fixed else whole_extent
     whole = _seeded(seed_full, seed_weights, mode=modes.own)
     is_less = extent.full is not None
     full = _seeded(seed_full, seed_weights, mode=modes.own, batch=extent.full, is_reduced=is_less)
@@ -108,8 +111,8 @@ def thorough_probes(
         *_traced_probes(full, reduced, modes),
     ]  # fmt: skip
     if num_rows is not None:
-        probes += batch_probes(reduced, modes, extent, secret)
-        probes += further_probes(reduced, modes, extent, further_rows)
+        probes += batch_probes(reduced, modes, whole_extent, secret)
+        probes += further_probes(reduced, modes, whole_extent, further_rows)
     for kinds in (
         unusual_probes, shortcut_probes, combined_probes, handling_probes, paired_probes,
     ):  # fmt: skip

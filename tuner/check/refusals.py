@@ -79,34 +79,52 @@ def row_elements(
     Infinity where they grow faster than the rows, from `rows` to twice as many, or dim 0 is not a
     batch.
     """
-    return _elements(problem, model, device, rows, seed)[0]
+    try:
+        return _elements(problem, model, device, rows, seed)[0]
+    except ProblemError:
+        return math.inf
 
 
 def _elements(
     problem: Problem, model: torch.nn.Module, device: Any, rows: int, seed: int = 0
 ) -> tuple[float, int]:
-    """Return `row_elements`, and the numbers of inputs that do not grow with the rows."""
+    """Return `row_elements`, and the numbers of inputs that do not grow with the rows.
+
+    Raises:
+        ProblemError: the reference takes no such number of rows.
+    """
     import torch
 
     counts, shapes = [], []
     for batch in (rows, 2 * rows):
-        try:
-            values = problem.make_inputs(seed, batch=batch, device=device)
-            with torch.no_grad():
-                counts.append(num_elements(problem, copied(model), values))
-        except ProblemError:
-            return math.inf, 0
+        values = problem.make_inputs(seed, batch=batch, device=device)
+        counts.append(_num_elements(problem, model, values))
         shapes.append([x.shape for x in values if isinstance(x, torch.Tensor)])
     few, more = counts
     fixed = sum(one.numel() for one, other in zip(*shapes, strict=True) if one == other)
     return (more - few) / rows if more <= 2.2 * few else math.inf, fixed
 
 
+def _num_elements(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> int:
+    import torch
+
+    with torch.no_grad():
+        return num_elements(problem, copied(model), values)
+
+
 def extent_of(problem: Problem, model: torch.nn.Module, device: Any) -> Extent:
-    """Measure how large a problem is; its rows have no numbers where these are not known."""
-    row, fixed = _elements(problem, model, device, FEW_ROWS)
+    """Measure how large a problem is; its rows have no numbers where these are not known.
+
+    Those of a reference that takes no other number of rows are a share of its own call's.
+    """
     kind: Literal["gpu", "cpu"] = "gpu" if is_gpu(device) else "cpu"
-    return Extent(problem.num_rows(), row if math.isfinite(row) else 0.0, kind, fixed)
+    num_rows = problem.num_rows()
+    try:
+        row, fixed = _elements(problem, model, device, FEW_ROWS)
+    except ProblemError:
+        own = _num_elements(problem, model, problem.make_inputs(0, device=device))
+        return Extent(num_rows, own / max(1, num_rows or 1), kind, is_fixed=True)
+    return Extent(num_rows, row if math.isfinite(row) else 0.0, kind, fixed)
 
 
 def fewer_rows(problem: Problem, probe: Probe, model: torch.nn.Module, device: Any) -> int | None:

@@ -67,7 +67,8 @@ class Judge(Giver):
         self._short_bytes = max(SHORT_BYTES, SHORT_SHARE * total_bytes)
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
-            "row_elements": extent.row_elements, "total_bytes": total_bytes,
+            "row_elements": extent.row_elements, "is_fixed": extent.is_fixed,
+            "total_bytes": total_bytes,
             "free_bytes": _free_bytes(device), "fixed_elements": extent.fixed_elements,
             "state_elements": sum(tensor.numel() for tensor in model.state_dict().values()),
             "traits": json.loads(to_json(traits_of(problem, model, device))),

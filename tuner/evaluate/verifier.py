@@ -219,7 +219,7 @@ class Verifier:
                     return [], refusal
             ready.result()
         self._fewer.num_rows = self._about["num_rows"]
-        self._fewer.is_fixed = not self._about["row_elements"]
+        self._fewer.is_fixed = self._about["is_fixed"]
         how = (self._turns, self._fewer)
         pairs = [
             Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
@@ -236,6 +236,7 @@ class Verifier:
             has_cuda=self._is_gpu,
             large_batch=max(self._spec.extra.values(), default=0),
             row_elements=float(self._about["row_elements"]),
+            is_fixed=self._about["is_fixed"],
             traits=from_json(Traits, json.dumps(self._about["traits"])),
             further_rows=[*contender.further_rows, *taken.borders],
         )
@@ -253,7 +254,8 @@ class Verifier:
         """Whether a GPU has room for all pairs while they ask of few rows, as nearly always."""
         free, total = (float(self._about[name]) for name in ("free_bytes", "total_bytes"))
         is_taken = self._turns.has_others and free < FREE_SHARE * total
-        rows = min(FEW_ROWS, self._about["num_rows"] or FEW_ROWS)
+        own = self._about["num_rows"]
+        rows = own if self._about["is_fixed"] else min(FEW_ROWS, own or FEW_ROWS)
         return not (is_taken or self._is_large(rows))
 
     def _is_large(self, rows: int | None, num_calls: int = 1) -> bool:
