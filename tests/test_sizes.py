@@ -19,8 +19,8 @@ from benchmarks import several_sizes
 from tuner.by_batch import MOST, NO_ROWS, AtBatch, ByBatch, Way, least_of
 from tuner.choosing import Kernels, chosen_at, decided, ranges_of
 from tuner.config.run_config import Listed, RunConfig, config_of as config_of_run, parse_config
-from tuner.deriving import derive_config
-from tuner.errors import ConfigError, InputError
+from tuner.deriving import derive_config, derive_operator
+from tuner.errors import ConfigError, InputError, ProblemError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.modules import imported
 from tuner.evaluate.verifier import Verifier
@@ -73,8 +73,23 @@ def test_what_is_no_list_of_sizes_is_an_error_with_its_line(sizes, said):
         config_of(sizes)
     (problem,) = raised.value.problems
     assert problem.startswith("x.yaml:3: problem.sizes") and said in problem
-    with pytest.raises(ConfigError, match="--batch: expected a whole number, got 'few'"):
-        config_of("{cols: 8}", batch="few")
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ("few", "expected whole numbers above 0, such as 64 or 64,1024, got few"),
+        ("64,0", "expected whole numbers above 0, such as 64 or 64,1024, got 64, 0"),
+        ("64,64", "a value is there twice: [64, 64]"),
+        ("1,2,3,4,5,6,7,8,9", "expected at most 8 values, got 9"),
+    ],
+)
+def test_rows_on_the_command_line_that_cannot_be_are_refused_before_anything_runs(batch, said):
+    with pytest.raises(ConfigError) as raised:
+        config_of("{cols: 8}", batch=batch)
+    assert raised.value.problems == (f"--batch: {said}",)
+    with pytest.raises(InputError, match=re.escape(f"test_sizes.py: batch: {said}")):
+        derive_operator(Path(__file__), batch=batch)
 
 
 def test_several_sizes_are_of_the_rows_alone():
@@ -88,6 +103,24 @@ def test_batch_is_the_rows_of_a_file_that_sets_no_such_number(tmp_path):
     assert problem.num_rows() == 37 and problem.stand_ins()[0].shape == (37, 8)
     few, more = problem.make_inputs(0)[0], problem.make_inputs(0, batch=100)[0]
     assert few.shape == (37, 8) and more.shape == (100, 8) and torch.equal(more[:37], few)
+
+
+def test_more_rows_than_can_be_joined_from_draws_are_refused_at_once(tmp_path):
+    (tmp_path / "gate.py").write_text(GATE)
+    problem = load_problem(tmp_path / "gate.py", {"batch": 10**15})
+    said = r"gate.py: get_inputs\(\) gives 50 rows; 10+ of them take 20000000000000 calls"
+    with pytest.raises(ProblemError, match=said):
+        problem.num_rows()
+    with pytest.raises(ProblemError, match=said):
+        derive_operator(tmp_path / "gate.py", batch=[4, 10**15])
+
+
+def test_an_operator_is_derived_at_the_largest_of_several_batches(tmp_path):
+    few, *_, most = planned_of(tmp_path, "gate", "cpu")
+    assert few.outline is None and most.outline is not None  # whose graph is of other shapes
+    shapes = {"x": (200, 24), "gate": (200, 24), "weight": (24,)}
+    assert {given.name: given.shape for given in most.outline.given} == shapes
+    assert few.family.model_file == most.family.model_file
 
 
 # ---- which kernel is chosen -----------------------------------------------------------------
