@@ -35,6 +35,7 @@ from tuner.run import Run, open_run
 from tuner.sizes import planned_sizes, sources_beside, suggested, tuned_of
 from tuner.together import Tuned, file_of
 from tuner.trial import Check, Outcome, ProbeResult, Status, Trial
+from tuner.tuning import verify_certificate
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
@@ -656,6 +657,27 @@ def test_a_run_of_each_size_ends_with_one_file_of_all(runs):
     assert certificate.sizes == {"batch": 300} and certificate.by_batch.tuned == (8, 300)
     asked = names(exported.check.probes)
     assert "kernels at 8 rows" in asked
+
+
+@needs_gpp
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("few")
+def test_its_certificate_claims_the_race_at_each_size_and_is_repeated_there(runs):
+    last = runs[-1]
+    exported, reference = last.result().exported, last.path.parent.parent / "gate.py"
+    certificate = read_certificate(last.export_path)
+    raced = {words: race for words, race in exported.at_sizes.items() if race.interval}
+    claims = {f"batch = {one.sizes['batch']}": one for one in certificate.at_sizes}
+    assert {*claims} == {*raced} - {"batch = 300"}
+    for words, claim in claims.items():
+        assert claim.interval == raced[words].interval
+        assert claim.latency_us == raced[words].latency_us
+    points = {p.what: p for p in verify_certificate(last.export_path, reference=reference).points}
+    assert points["the reference"].holds and points["the code"].holds
+    for words in raced if claims else ():
+        assert points[f"the interval at {words}, from its own samples"].holds is True
+        point = points[f"the speed-up at {words}"]
+        assert point.is_claim and raced[words].interval.words in point.detail
 
 
 @needs_gpp
