@@ -450,6 +450,13 @@ def test_what_was_measured_changes_two_lines_and_nothing_that_is_compiled(files)
     assert "#   batch = 32: kernel 2 (run run, trial 1)" in said
 
 
+def test_the_inputs_stand_once_in_a_file(files):
+    functions = [n.name for n in ast.parse(files.text).body if isinstance(n, ast.FunctionDef)]
+    assert functions.count("get_inputs") == functions.count("get_init_inputs") == 1
+    model = files.module.ModelNew(*files.module.get_init_inputs())
+    assert model(*files.module.get_inputs()).isfinite().all()
+
+
 def test_the_header_names_each_size_and_kernel(files):
     assert files.text.count("\n# Kernel ") == 2
     assert "\n# Tuned for 3 sizes:\n#   batch = 4: kernel 1 (run run, trial 0)\n" in files.text
