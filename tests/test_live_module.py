@@ -235,7 +235,9 @@ def test_what_cannot_be_tuned_is_refused_with_the_next_step(name):
 
 
 def test_other_options_are_refused():
-    with pytest.raises(InputError, match=r"unknown option 'budget'\n  known: accuracy, device"):
+    with pytest.raises(
+        InputError, match=r"unknown option 'budget'\n  known: accuracy, batch, device"
+    ):
         tuner.tune(Scaled(2.0), (X,), budget=3)
 
 

@@ -105,7 +105,7 @@ def tune_module(
     """
     unknown = sorted(overrides.keys() - _OVERRIDES)
     if unknown:
-        known = ", ".join(sorted(_OVERRIDES))
+        known = ", ".join(sorted({"batch", *_OVERRIDES}))
         raise InputError(f"tune: unknown option {unknown[0]!r}\n  known: {known}")
     require_live(module, inputs)
     given = {"device": _device_of(module, inputs), **overrides}
