@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 
-__all__ = ["Norm", "Outer", "Scaled"]
+__all__ = ["Norm", "OfFour", "Outer", "Scaled"]
 
 
 class Scaled(nn.Module):
@@ -30,6 +30,17 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return self.drop(self.scaled(self.bn(x)) * torch.sigmoid(gate))
+
+
+class OfFour(nn.Module):
+    """Takes four rows and no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.weight) * x
 
 
 class Outer:

@@ -13,10 +13,12 @@ from command_line import tune
 from tiny_operator import REFERENCE
 
 from tuner import recheck as room
+from tuner.by_batch import ByBatch
 from tuner.errors import InputError
 from tuner.evaluate.measure import ratio_interval
 from tuner.export.certificate import (
     MARK,
+    AtSize,
     Certificate,
     certify,
     code_sha256,
@@ -270,13 +272,53 @@ def test_an_interval_is_computed_again_from_its_own_samples():
     pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
     true = replace(CERTIFICATE, samples_us=SAMPLES_US, interval=ratio_interval(pairs))
     assert true.interval is not None
-    assert room._own_samples(true, true.interval).holds is True
-    assert room._own_samples(true, replace(true.interval, speedup=50.0)).holds is False
-    assert room._own_samples(true, replace(true.interval, high=60.0)).holds is False
-    odd = replace(true, samples_us=(SAMPLES_US[0], ((1.0,),)))
-    assert room._own_samples(odd, true.interval).holds is False
-    short = room._own_samples(true.shortened(), true.interval)
+    (claim,) = room._claims(true)
+    assert room._own_samples(claim).holds is True
+    for forged in (replace(true.interval, speedup=50.0), replace(true.interval, high=60.0)):
+        assert room._own_samples(replace(claim, interval=forged)).holds is False
+    odd = replace(claim, samples_us=(SAMPLES_US[0], ((1.0,),)))
+    assert room._own_samples(odd).holds is False
+    short = room._own_samples(room._claims(true.shortened())[0])
     assert (short.holds, short.is_claim) == (None, False)
+
+
+def test_each_of_several_sizes_is_a_claim_with_words_and_samples_of_its_own(file):
+    pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
+    few = AtSize({"rows": 8, "cols": 3}, ratio_interval(pairs), 10.1, 15.1, 0, SAMPLES_US)
+    many = replace(few, sizes={"rows": 64, "cols": 3})
+    certify(file, replace(CERTIFICATE, sizes={"rows": 99, "cols": 3}, at_sizes=(few, many)))
+    whole = read_certificate(file)
+    own, *further = room._claims(whole)
+    assert [claim.at for claim in (own, *further)] == [f" at rows = {n}" for n in (99, 8, 64)]
+    assert [room._own_samples(claim).holds for claim in further] == [True, True]
+    assert room._own_samples(further[0]).what == "the interval at rows = 8, from its own samples"
+    whole_path(file).unlink()
+    assert read_certificate(file).at_sizes == tuple(
+        replace(one, samples_us=()) for one in (few, many)
+    )
+    (only,) = room._claims(CERTIFICATE)
+    assert only.at == ""
+
+
+def test_a_certificate_of_an_earlier_release_claims_the_largest_size_alone(file):
+    by_batch = ByBatch(64, tuned=(8, 32, 64))
+    certify(file, replace(CERTIFICATE, by_batch=by_batch))
+    beside = json.loads(whole_path(file).read_text())
+    del beside["at_sizes"]  # which it did not have
+    whole_path(file).write_text(json.dumps(beside))
+    old = read_certificate(file)
+    assert old.at_sizes == () and [claim.sizes for claim in room._claims(old)] == [{"rows": 64}]
+    assert room._without_claim(old).startswith("8, 32: no speed-up is claimed there")
+    known = replace(old, at_sizes=(AtSize({"rows": 32}, CERTIFICATE.interval),))
+    assert room._without_claim(known).startswith("8: no speed-up is claimed there")
+    assert not room._without_claim(CERTIFICATE)
+
+
+def test_more_sizes_than_anybody_tunes_are_damage(file):
+    many = tuple(AtSize({"rows": n}, CERTIFICATE.interval) for n in range(1, 66))
+    certify(file, replace(CERTIFICATE, at_sizes=many))
+    with pytest.raises(InputError, match=r"the certificate is damaged: .*at most 64 items"):
+        read_certificate(file)
 
 
 def test_clocks_are_reported_with_their_unit_or_not_at_all():
@@ -339,6 +381,35 @@ def test_it_says_point_by_point_what_holds_and_what_no_longer_does(tmp_path):
     assert "note other sizes: rows = 64; they replace the reference's own" in words
     assert found["another torch"] == "note" and "9.9 then" in said.out
     assert said.out.endswith("accuracy class float32: 2 of its points no longer hold here\n")
+
+
+@pytest.mark.usefixtures("few")
+def test_each_tuned_size_is_raced_and_one_that_no_longer_holds_is_named(tmp_path):
+    """Nobody doubles 16 rows a million times as fast; who is faster elsewhere does not matter."""
+    file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
+    file.write_text(TEXT)
+    reference.write_text(REFERENCE)
+    usual = AtSize({"rows": 32}, Interval(1.5, 1.0, 3.0, 0.95, 3))
+    forged = AtSize({"rows": 16}, Interval(1e6, 0.9e6, 1.1e6, 0.95, 3), samples_us=SAMPLES_US)
+    by_batch = ByBatch(64, tuned=(8, 16, 32, 64))
+    certify(file, replace(CERTIFICATE, at_sizes=(forged, usual), by_batch=by_batch))
+    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path)
+    assert said.code == 1, said
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+
+    def of(what: str) -> str:
+        (line,) = [line for line in lines if f" {what}: " in line]
+        return line
+
+    assert of("the speed-up at rows = 16").startswith("no longer holds ")
+    assert "1000000.000x [900000.000, 1100000.000] then" in of("the speed-up at rows = 16")
+    for rows in (16, 32, 64):
+        assert re.search(r"\] then, \d.*\] now", of(f"the speed-up at rows = {rows}"))
+    assert of("the interval at rows = 16, from its own samples").startswith("no longer holds ")
+    assert of("the interval at rows = 32, from its own samples").startswith("note ")
+    assert of("other tuned rows").startswith("note other tuned rows: 8: no speed-up is claimed")
+    races = [line for line in lines if "racing the file" in line]
+    assert [line.rpartition(" = ")[2] for line in races] == ["64", "16", "32"]
 
 
 def test_a_file_that_was_edited_is_found_out_and_judged(tmp_path):

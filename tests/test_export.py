@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tuner.errors import TemplateError
-from tuner.export.module import export_text, fallback_text
+from tuner.export.module import _futures_apart, _inputs, export_text, fallback_text
 from tuner.kernel.builder import Toolchain
 from tuner.kernel.family import family_names, load_family
 from tuner.machine.device import describe
@@ -163,11 +163,66 @@ def test_sizes_in_force_are_those_of_the_file(new):
     ],
 )
 def test_a_size_is_overridden_wherever_the_file_assigns_it(line, expected):
-    from tuner.export.module import _inputs
-
     space: dict = {}
-    exec(_inputs(f'"""Doc."""\nfrom __future__ import annotations\n{line}\n', {"n": 9}), space)
+    reference = f'"""Doc."""\nfrom __future__ import annotations\n{line}\n'
+    exec(_inputs(reference, {"n": 9}, ""), space)
     assert {name: space[name] for name in expected} == expected
+
+
+USERS = """\
+import torch.nn.functional as F
+n = 4
+class Model:
+    ...
+def get_inputs():
+    return [scaled(n)]
+def scaled(n):
+    return F.relu(n)
+"""
+
+
+@pytest.mark.parametrize(
+    ("behind", "is_again"),
+    [
+        ("class ModelNew(Model):\n    n = 5\n", False),
+        ("import torch.nn.functional as F\ndef forward(scaled):\n    n = 5\n", False),
+        ("from elsewhere import F\n", True),
+        ("def scaled(x):\n    return x\n", True),
+        ("try:\n    n = 5\nfinally:\n    n = 6\n", True),
+        ("for n in range(3):\n    ...\n", True),
+        ("F.relu, (other, n) = 1, (2, 3)\n", True),
+    ],
+)
+def test_inputs_stand_once_where_the_module_holds_the_file_and_names_nothing_anew(
+    behind, is_again
+):
+    text = f"import torch\n\n{USERS}\n{behind}"
+    again = _inputs(USERS, {"batch": 8}, text)
+    assert bool(again) == is_again and ("class Model" in again) is False
+    assert "n = 9" in _inputs(USERS, {"n": 9}, text)  # a size that the file sets
+    assert "n = 4" in _inputs(USERS, {}, "class ModelNew:\n    ...\n")
+    anything = f"from math import *\n{USERS}"
+    assert _inputs(anything, {}, f"{anything}\n{behind}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from __future__ import annotations\nn = 4\n",
+        '"""Doc, é."""; from __future__ import annotations; n = 4\n',
+        "from __future__ import (\n    annotations,\n    division,\n)  # why\nn = 4\n",
+        "from __future__ import annotations; from __future__ import division; n = 4\n",
+    ],
+)
+def test_what_a_file_takes_from_the_future_begins_the_exported_one(text):
+    begin, rest = _futures_apart(text)
+    names = {"annotations", "division"} & {*re.findall(r"\w+", text)}
+    assert {*begin.replace(",", " ").split()} == {"from", "__future__", "import", *names}
+    space: dict = {}
+    exec(f"{begin}\nimport torch\n{rest}\ndef f(x: nobody) -> None: ...", space)
+    assert "__future__" not in rest and space["n"] == 4
+    assert space["f"].__annotations__ == {"x": "nobody", "return": "None"}
+    assert _futures_apart("n = 4") == ("", "n = 4")
 
 
 def test_the_references_model_stays_behind_and_its_helpers_come_along():

@@ -10,15 +10,17 @@ import pytest
 import torch
 from command_line import environment
 from cpu_machine import GPP
-from live_classes import Norm, Outer, Scaled
+from live_classes import Norm, OfFour, Outer, Scaled
 from torch import nn
 
 import tuner
 from tuner.capture.capture import capture
 from tuner.errors import InputError, ProblemError
 from tuner.export.certificate import read_certificate
-from tuner.live_module import write_live
+from tuner.live_file import require_rows, write_live
 from tuner.problem.reference import load_problem
+
+X = torch.ones(4, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,94 @@ def test_a_live_module_is_tuned_in_its_mode_with_its_weights(tmp_path):
         torch.testing.assert_close(found.module(*inputs), live(*inputs))
     certificate = read_certificate(found.path)
     assert certificate.mode == "eval" and certificate.num_probes > 50
+
+
+@pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("few")
+def test_a_live_module_is_tuned_for_several_numbers_of_rows(tmp_path):
+    live, inputs = trained()
+    live.eval()
+    few = tuple(value[:2] for value in inputs)
+    how = {"runs_dir": tmp_path / "runs", "effort": "quick", "trials": 1}
+    found = tuner.tune(live, few, batch=(64, 8), **how)
+    environment = found.run.environment()
+    assert environment.sizes["batch"] == 64 and len(environment.beside) == 1
+    assert environment.overrides["batch"] == "64,8" and "--batch 64,8" in environment.command
+    certificate = read_certificate(found.path)
+    assert certificate.sizes == {"batch": 64}
+    if found.at_rows:  # where no kernel is faster, the file may be PyTorch's own modules
+        assert [*found.at_rows] == [8, 64] and certificate.by_batch.tuned == (8, 64)
+        assert found.speedup == min(each.speedup for each in found.at_rows.values())
+        assert "# Tuned for 2 sizes:" in found.path.read_text()
+    assert found.module.bn.weight is live.bn.weight
+    for rows in (1, 2, 8, 20, 64, 1000):
+        given = torch.randn(rows, 48), torch.randn(rows, 48)
+        with torch.no_grad():
+            torch.testing.assert_close(found.module(*given), live(*given))
+        sums = []
+        for module in (found.module, live):
+            leaves = [value.clone().requires_grad_() for value in given]
+            module(*leaves).square().sum().backward()
+            sums.append([leaf.grad for leaf in leaves])
+        torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [64, "64", [64], (64,)])
+def test_one_number_of_rows_is_another_batch(batch):
+    assert require_rows(Scaled(2.0), [X], batch, "cpu") == [64]
+
+
+def test_several_numbers_of_rows_may_be_a_list_a_tuple_or_text():
+    for batch in ([64, 1024], (64, 1024), "64,1024"):
+        assert require_rows(Scaled(2.0), [X], batch, "cpu") == [64, 1024]
+
+
+SMALL = torch.ones(4, 1)
+NO_ROWS = {
+    "a word": (X, "few", "expected whole numbers above 0, such as 64 or 64,1024, got few"),
+    "nothing": (X, [], "expected whole numbers above 0, such as 64 or 64,1024, got none"),
+    "a float": (X, [64.0], "expected whole numbers above 0, .* got 64.0"),
+    "a truth": (X, True, "expected whole numbers above 0, .* got True"),
+    "a negative": (X, [64, -1], "expected whole numbers above 0, .* got 64, -1"),
+    "twice": (X, [64, 8, 64], r"a value is there twice: \[64, 8, 64\]"),
+    "nine": (X, [*range(1, 10)], "expected at most 8 values, got 9"),
+    "no dimension": (torch.tensor(1.0), 64, r"got inputs of shapes \[\]\n  next: leave batch out"),
+    "no rows": (torch.ones(0, 4), 64, r"got inputs of shapes \[0, 4\]\n  next: leave batch out"),
+    "no memory": (X, [8, 10**15], r"inputs of 10+ rows are 16,000,000.0 GB, and cpu has"),
+    "too many draws": (
+        SMALL,
+        4 * 2**18 + 1,
+        r"inputs of 1048577 rows are made of .* which are 4;",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+def test_what_is_no_batch_is_refused_before_anything_runs(name):
+    given, batch, words = NO_ROWS[name]
+    with pytest.raises(InputError, match=rf"tune\(Scaled\): batch: .*{words}"):
+        tuner.tune(Scaled(2.0), (given,), batch=batch)
+
+
+def test_a_module_that_takes_one_batch_alone_is_refused_with_its_own_file():
+    with pytest.raises(InputError, match=r"live_classes\.py:\d+: .*broadcast"):
+        tuner.tune(OfFour(), (X,), batch=[8, 64])
+    losses = nn.Sequential(nn.BatchNorm1d(4), nn.Sigmoid())
+    said = r"container\.py: batch: its forward is generated for one number of rows alone\n  next:"
+    with pytest.raises(InputError, match=said):
+        tuner.tune(losses, (X,), batch=[8, 64])
+
+
+def test_inputs_are_read_once_however_many_rows_are_made_of_them():
+    path = write_live(Scaled(2.0), [torch.arange(6.0).reshape(1, 6), torch.tensor(5)])
+    problem = load_problem(path, {"batch": 512})
+    one, number = problem.make_inputs(1)
+    (path.parent / "state.pt").unlink()
+    number.zero_()
+    other, kept = problem.make_inputs(2)
+    assert one.shape == other.shape == (512, 6) and kept == 5
+    assert torch.equal(one.sort().values, torch.arange(6.0).expand(512, 6))
 
 
 def test_the_file_makes_the_module_as_it_is(tmp_path):
@@ -119,7 +209,6 @@ def in_two_modes() -> nn.Module:
     return live
 
 
-X = torch.ones(4, 4)
 REFUSED = {
     "no module": (lambda: "module.py", (X,), "expected a config of load_config, or a torch.nn"),
     "no inputs": (lambda: Scaled(2.0), None, "expected a list or tuple of the tensors of one"),
@@ -146,7 +235,9 @@ def test_what_cannot_be_tuned_is_refused_with_the_next_step(name):
 
 
 def test_other_options_are_refused():
-    with pytest.raises(InputError, match=r"unknown option 'budget'\n  known: accuracy, device"):
+    with pytest.raises(
+        InputError, match=r"unknown option 'budget'\n  known: accuracy, batch, device"
+    ):
         tuner.tune(Scaled(2.0), (X,), budget=3)
 
 

@@ -19,8 +19,8 @@ from benchmarks import several_sizes
 from tuner.by_batch import MOST, NO_ROWS, AtBatch, ByBatch, Way, least_of
 from tuner.choosing import Kernels, chosen_at, decided, ranges_of
 from tuner.config.run_config import Listed, RunConfig, config_of as config_of_run, parse_config
-from tuner.deriving import derive_config
-from tuner.errors import ConfigError, InputError
+from tuner.deriving import derive_config, derive_operator
+from tuner.errors import ConfigError, InputError, ProblemError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.modules import imported
 from tuner.evaluate.verifier import Verifier
@@ -35,6 +35,7 @@ from tuner.run import Run, open_run
 from tuner.sizes import planned_sizes, sources_beside, suggested, tuned_of
 from tuner.together import Tuned, file_of
 from tuner.trial import Check, Outcome, ProbeResult, Status, Trial
+from tuner.tuning import verify_certificate
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
@@ -73,8 +74,23 @@ def test_what_is_no_list_of_sizes_is_an_error_with_its_line(sizes, said):
         config_of(sizes)
     (problem,) = raised.value.problems
     assert problem.startswith("x.yaml:3: problem.sizes") and said in problem
-    with pytest.raises(ConfigError, match="--batch: expected a whole number, got 'few'"):
-        config_of("{cols: 8}", batch="few")
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ("few", "expected whole numbers above 0, such as 64 or 64,1024, got few"),
+        ("64,0", "expected whole numbers above 0, such as 64 or 64,1024, got 64, 0"),
+        ("64,64", "a value is there twice: [64, 64]"),
+        ("1,2,3,4,5,6,7,8,9", "expected at most 8 values, got 9"),
+    ],
+)
+def test_rows_on_the_command_line_that_cannot_be_are_refused_before_anything_runs(batch, said):
+    with pytest.raises(ConfigError) as raised:
+        config_of("{cols: 8}", batch=batch)
+    assert raised.value.problems == (f"--batch: {said}",)
+    with pytest.raises(InputError, match=re.escape(f"test_sizes.py: batch: {said}")):
+        derive_operator(Path(__file__), batch=batch)
 
 
 def test_several_sizes_are_of_the_rows_alone():
@@ -88,6 +104,24 @@ def test_batch_is_the_rows_of_a_file_that_sets_no_such_number(tmp_path):
     assert problem.num_rows() == 37 and problem.stand_ins()[0].shape == (37, 8)
     few, more = problem.make_inputs(0)[0], problem.make_inputs(0, batch=100)[0]
     assert few.shape == (37, 8) and more.shape == (100, 8) and torch.equal(more[:37], few)
+
+
+def test_more_rows_than_can_be_joined_from_draws_are_refused_at_once(tmp_path):
+    (tmp_path / "gate.py").write_text(GATE)
+    problem = load_problem(tmp_path / "gate.py", {"batch": 10**15})
+    said = r"gate.py: get_inputs\(\) gives 50 rows; 10+ of them take 20000000000000 calls"
+    with pytest.raises(ProblemError, match=said):
+        problem.num_rows()
+    with pytest.raises(ProblemError, match=said):
+        derive_operator(tmp_path / "gate.py", batch=[4, 10**15])
+
+
+def test_an_operator_is_derived_at_the_largest_of_several_batches(tmp_path):
+    few, *_, most = planned_of(tmp_path, "gate", "cpu")
+    assert few.outline is None and most.outline is not None  # whose graph is of other shapes
+    shapes = {"x": (200, 24), "gate": (200, 24), "weight": (24,)}
+    assert {given.name: given.shape for given in most.outline.given} == shapes
+    assert few.family.model_file == most.family.model_file
 
 
 # ---- which kernel is chosen -----------------------------------------------------------------
@@ -416,6 +450,13 @@ def test_what_was_measured_changes_two_lines_and_nothing_that_is_compiled(files)
     assert "#   batch = 32: kernel 2 (run run, trial 1)" in said
 
 
+def test_the_inputs_stand_once_in_a_file(files):
+    functions = [n.name for n in ast.parse(files.text).body if isinstance(n, ast.FunctionDef)]
+    assert functions.count("get_inputs") == functions.count("get_init_inputs") == 1
+    model = files.module.ModelNew(*files.module.get_init_inputs())
+    assert model(*files.module.get_inputs()).isfinite().all()
+
+
 def test_the_header_names_each_size_and_kernel(files):
     assert files.text.count("\n# Kernel ") == 2
     assert "\n# Tuned for 3 sizes:\n#   batch = 4: kernel 1 (run run, trial 0)\n" in files.text
@@ -623,6 +664,27 @@ def test_a_run_of_each_size_ends_with_one_file_of_all(runs):
     assert certificate.sizes == {"batch": 300} and certificate.by_batch.tuned == (8, 300)
     asked = names(exported.check.probes)
     assert "kernels at 8 rows" in asked
+
+
+@needs_gpp
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("few")
+def test_its_certificate_claims_the_race_at_each_size_and_is_repeated_there(runs):
+    last = runs[-1]
+    exported, reference = last.result().exported, last.path.parent.parent / "gate.py"
+    certificate = read_certificate(last.export_path)
+    raced = {words: race for words, race in exported.at_sizes.items() if race.interval}
+    claims = {f"batch = {one.sizes['batch']}": one for one in certificate.at_sizes}
+    assert {*claims} == {*raced} - {"batch = 300"}
+    for words, claim in claims.items():
+        assert claim.interval == raced[words].interval
+        assert claim.latency_us == raced[words].latency_us
+    points = {p.what: p for p in verify_certificate(last.export_path, reference=reference).points}
+    assert points["the reference"].holds and points["the code"].holds
+    for words in raced if claims else ():
+        assert points[f"the interval at {words}, from its own samples"].holds is True
+        point = points[f"the speed-up at {words}"]
+        assert point.is_claim and raced[words].interval.words in point.detail
 
 
 @needs_gpp

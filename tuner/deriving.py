@@ -98,6 +98,9 @@ def derive_operator(
                 if matches:
                     return same
 
+    is_own = found["source"] == str(path.resolve())
+    of_user = path if is_own else found["source"]  # where the class of a live module stands
+
     def written(captured: Captured, *others: Captured) -> Derived:
         with storage_errors(folder):
             made = derived(
@@ -106,8 +109,8 @@ def derive_operator(
             )  # fmt: skip
             if batch is not None and not has_rows((made.folder / made.name / MODEL).read_text()):
                 raise InputError(
-                    f"{path}: batch: its forward is generated for one number of rows alone\n"
-                    "  next: leave batch out, or give the rows in get_inputs()"
+                    f"{of_user}: batch: its forward is generated for one number of rows alone\n"
+                    "  next: leave batch out, and give inputs of that many rows"
                 )
         return made
 
@@ -121,7 +124,7 @@ def derive_operator(
         raise NothingToGainError(f"{path}: {error}", {}) from error
     except NotOneNest as error:
         raise InputError(
-            f"{path if found['source'] == str(path.resolve()) else found['source']}: {error}\n"
+            f"{of_user}: {error}\n"
             "  next: write the operator by hand (docs/architecture.md), or tune a part of it"
         ) from error
 

@@ -19,17 +19,15 @@ from pathlib import Path
 from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, ways_in, with_rows
 from tuner.choosing import Kernels
+from tuner.claiming import certificate_of
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.job_spec import asked, new_worker
-from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
+from tuner.export.certificate import certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
 from tuner.export.several import Dispatch
-from tuner.intervals import rounds_of
-from tuner.kernel.family import known_reference
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.doctor import tuner_version
-from tuner.machine.limits import clocks_of
 from tuner.planning import Planned
 from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors, write_whole
@@ -143,7 +141,13 @@ class ExportFile:
         with storage_errors(self.path):
             whole_path(self.path).unlink(missing_ok=True)  # of an earlier file
         write_whole(self.path, self.text_of(VERIFIED, entry, remarks))
-        certify(self.path, self._certificate(entry, samples_s))
+        certificate = certificate_of(
+            self.planned, entry, path=self.path,
+            origin=f"run {self.run_path.name}, trial {self.trial}",
+            is_deterministic=self.is_deterministic, by_batch=self.by_batch,
+            rewrites=self.rewrites, seconds=samples_s,
+        )  # fmt: skip
+        certify(self.path, certificate)
         with storage_errors(self.unverified_path):
             self.rejected_path.unlink(missing_ok=True)
             self.unverified_path.unlink(missing_ok=True)
@@ -154,41 +158,6 @@ class ExportFile:
         write_whole(self.rejected_path, self.text_of(f"REJECTED: {reason}", entry, ()))
         with storage_errors(self.unverified_path):
             self.unverified_path.unlink(missing_ok=True)
-
-    def _certificate(self, entry: Finalist, samples_s: float) -> Certificate:
-        planned, check = self.planned, entry.check
-        reference_sha256 = sha256_of(planned.reference)
-        needed = "" if known_reference(reference_sha256) else " --reference REF.py"
-        return Certificate(
-            code_sha256="",  # of the file as it will be
-            reference_sha256=reference_sha256,
-            device=planned.device.torch_name,
-            accuracy=check.accuracy,
-            seed=entry.seed,
-            num_probes=len(check.probes),
-            is_deterministic=self.is_deterministic,
-            sizes=dict(planned.config.problem.sizes),
-            mode=planned.config.problem.mode,
-            interval=entry.interval,
-            latency_us=entry.latency_us,
-            baseline_us=entry.baseline_us,
-            num_throttled=entry.num_throttled,
-            rewrites=self.rewrites,
-            by_batch=self.by_batch,
-            seconds=samples_s,
-            effort=planned.config.effort,
-            clocks=clocks_of(planned.device.torch_name),
-            versions={**planned.environment, "tuner": tuner_version()},
-            origin=f"run {self.run_path.name}, trial {self.trial}",
-            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=f"tune verify {self.path.name} --certificate{needed}",
-            probes=check.probes,
-            reference=planned.reference.read_bytes().decode(),
-            samples_us=tuple(
-                tuple(map(tuple, rounds_of(lane)))
-                for lane in (entry.baseline_samples_us, entry.samples_us)
-            ),
-        )
 
 
 class ExportCompiler:

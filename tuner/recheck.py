@@ -20,7 +20,7 @@ from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
-from tuner.export.certificate import Certificate, code_sha256
+from tuner.export.certificate import Certificate, Samples, code_sha256
 from tuner.intervals import are_same, speedup_of
 from tuner.kernel.family import known_reference
 from tuner.machine.host import has_many_cores
@@ -120,10 +120,13 @@ def recheck(
     ]
     if certificate.sizes:
         sizes = ", ".join(f"{name} = {size}" for name, size in certificate.sizes.items())
-        detail = f"{sizes}; they replace the reference's own, and all claims are of them"
+        which = "what names no size is" if certificate.at_sizes else "all claims are"
+        detail = f"{sizes}; they replace the reference's own, and {which} of them"
         points.append(Point("other sizes", None, detail, is_claim=False))
-    if certificate.interval is not None:
-        points.append(_own_samples(certificate, certificate.interval))
+    claims = _claims(certificate)
+    points += [_own_samples(claim) for claim in claims]
+    if rows := _without_claim(certificate):
+        points.append(Point("other tuned rows", None, rows, is_claim=False))
     if certificate.mode != "as_given":
         detail = f"all claims are of {MODE_WORDS[certificate.mode]}"
         points.append(Point("the mode", None, detail, is_claim=False))
@@ -134,8 +137,7 @@ def recheck(
     contender = Contender.of_file(file, certificate.is_deterministic)
     if certificate.by_batch is not None:
         contender = replace(contender, further_rows=certificate.by_batch.tuned)
-    racer = Racer(spec)
-    racer.get_ready([contender])
+    Racer(spec).get_ready([contender])
 
     def checked(seed: int, on_probe: Callable[[Answered], None] = lambda _: None) -> Check:
         with Verifier(spec, seed=seed, timeout_s=timeout_s) as verifier:
@@ -153,15 +155,59 @@ def recheck(
             on_stage("probes that nobody has seen")
             again = checked(secret, on_probe) if ahead is None else ahead.result()
             points.append(_accepted("right on probes that nobody has seen", again))
-    if check.is_accepted and certificate.interval is not None:
-        on_stage("racing the file against the baseline")
-        points.append(_speed(certificate, racer, contender, check))
+    for claim in claims if check.is_accepted else ():
+        on_stage(f"racing the file against the baseline{claim.at}")
+        racer = Racer(replace(spec, sizes=claim.sizes))
+        points.append(_speed(claim, certificate.seconds, racer, contender, check))
     for name in sorted({*certificate.versions, *versions}):
         then, now = certificate.versions.get(name, "none"), versions.get(name, "none")
         if then != now:
             detail = f"{then} then, {now} now"
             points.append(Point(f"another {name}", None, detail, is_claim=False))
     return Rechecked(tuple(points), accuracy.label)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A speed-up that a certificate claims; `at` says at which of several sizes."""
+
+    at: str
+    sizes: Mapping[str, int]
+    interval: Interval
+    samples_us: Samples
+
+
+def _claims(certificate: Certificate) -> list[_Claim]:
+    """Return what is claimed of speed at each size, the certificate's own first."""
+    own, further = certificate.sizes, certificate.at_sizes
+    found = [
+        _Claim(_at(one.sizes, own), one.sizes, one.interval, one.samples_us) for one in further
+    ]
+    if certificate.interval is not None:
+        at = _at(own, further[0].sizes) if further else ""
+        found.insert(0, _Claim(at, own, certificate.interval, certificate.samples_us))
+    return found
+
+
+def _told(sizes: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
+    """Return those of some sizes that others do not have; all of them where there are none."""
+    return {name: size for name, size in sizes.items() if others.get(name) != size} or sizes
+
+
+def _at(sizes: Mapping[str, int], others: Mapping[str, int]) -> str:
+    return " at " + ", ".join(f"{name} = {size}" for name, size in _told(sizes, others).items())
+
+
+def _without_claim(certificate: Certificate) -> str:
+    """Say at which tuned numbers of rows a certificate claims no speed-up; empty if nowhere."""
+    if certificate.by_batch is None:
+        return ""
+    claimed = {certificate.by_batch.tuned_rows}
+    for one in certificate.at_sizes:
+        claimed |= set(_told(one.sizes, certificate.sizes).values())
+    rows = [rows for rows in certificate.by_batch.tuned if rows not in claimed]
+    words = f"{', '.join(map(str, rows))}: no speed-up is claimed there, so none is raced"
+    return words if rows else ""
 
 
 def _same(what: str, then: str, now: str) -> Point:
@@ -199,14 +245,14 @@ def _growth(then: float, now: float) -> float:
     return now / then
 
 
-def _own_samples(certificate: Certificate, claimed: Interval) -> Point:
+def _own_samples(claim: _Claim) -> Point:
     """Compute the claimed interval from the certificate's own samples."""
-    what = "the interval, from its own samples"
-    if not certificate.samples_us:  # the short form, in the file's header
+    what, claimed = f"the interval{claim.at}, from its own samples", claim.interval
+    if not claim.samples_us:  # the short form, in the file's header
         detail = "no samples are at hand; next: put certificate.json beside the file"
         return Point(what, None, detail, is_claim=False)
     try:
-        baseline, own = certificate.samples_us
+        baseline, own = claim.samples_us
         found = speedup_of(baseline, own, claimed.confidence)
     except (ValueError, OverflowError) as error:
         return Point(what, False, f"they give none: {error}")
@@ -214,23 +260,24 @@ def _own_samples(certificate: Certificate, claimed: Interval) -> Point:
     return Point(what, are_same(claimed, found), said)
 
 
-def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: Check) -> Point:
-    then = certificate.interval
-    assert then is not None
+def _speed(
+    claim: _Claim, seconds: float, racer: Racer, contender: Contender, check: Check
+) -> Point:
+    then, what = claim.interval, f"the speed-up{claim.at}"
     try:
         race = racer.race(
             [contender],
             num_processes=max(MIN_PROCESSES, min(then.num_processes, 20)),
-            seconds=min(certificate.seconds, 60.0),
+            seconds=min(seconds, 60.0),
         )
     except WorkerError as error:
-        return Point("the speed-up", False, f"{then.words} then; in the race now: {error}")
+        return Point(what, False, f"{then.words} then; in the race now: {error}")
     entry: Finalist = finalist(0, check, race, 1)
     if entry.interval is None:
-        return Point("the speed-up", False, f"{then.words} then; now: {entry.error}")
+        return Point(what, False, f"{then.words} then; now: {entry.error}")
     if entry.falls_back:
-        return of_fallback(then)
-    return compared(then, entry.interval)
+        return replace(of_fallback(then), what=what)
+    return replace(compared(then, entry.interval), what=what)
 
 
 def of_fallback(then: Interval) -> Point:

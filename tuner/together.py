@@ -49,7 +49,7 @@ class Tuned:
         """The size, as `batch = 64`."""
         listed = self.planned.config.listed
         assert listed is not None
-        return f"{listed.name} = {self.planned.config.problem.sizes[listed.name]}"
+        return listed.words(self.planned.config.problem.sizes[listed.name])
 
     @property
     def candidate(self) -> Candidate | None:

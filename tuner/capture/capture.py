@@ -30,14 +30,15 @@ def capture(
     """Record what `Model.forward` computes on the shapes of `get_inputs()`.
 
     Nothing of the file's tensors is allocated. The module is in the problem's mode, or in `mode`
-    if it is given. `batch` is how many rows the inputs have, where it is not as many as
-    `get_inputs()` gives. This imports torch, and calls the file's code in this process.
+    if it is given. `batch` is how many rows the inputs have, where it is not as many as the
+    problem's. This imports torch, and calls the file's code in this process.
 
     Raises:
         CaptureError: what the file computes depends on values or chance, is no tensor, or needs
             operators that are not PyTorch's; or the file fails.
     """
-    return _Reader(problem, traced(problem, mode or problem.mode, batch=batch)).graph()
+    rows = problem.rows if batch is None else batch
+    return _Reader(problem, traced(problem, mode or problem.mode, batch=rows)).graph()
 
 
 def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tuner.config.document import shown
 from tuner.problem.accuracy import Accuracy
@@ -12,9 +12,10 @@ from tuner.problem.modes import TuneMode
 
 __all__ = [
     "parse_accuracy", "parse_choice", "parse_device", "parse_duration", "parse_fraction",
-    "parse_mode", "parse_rows",
+    "parse_mode", "parse_rows", "problem_of_rows",
 ]  # fmt: skip
 
+MOST_SIZES = 8  # tuned for one file: each has a search of its own
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|us|m|s))+")
 
@@ -97,15 +98,28 @@ def parse_rows(value: object) -> list[int]:
     """Read one or several numbers of rows: a whole number, a list of some, or `64,1024`.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it is none of these, or `problem_of_rows` has one.
     """
-    given = value if isinstance(value, list) else str(value).split(",")
+    given = value if isinstance(value, list | tuple) else str(value).split(",")
     words = [str(each).strip() for each in given]
     if not words or not all(re.fullmatch(r"[1-9][0-9]{0,17}", word) for word in words):
         raise ValueError(
-            f"expected whole numbers above 0, such as 64 or 64,1024, got {', '.join(words)}"
+            "expected whole numbers above 0, such as 64 or 64,1024, got "
+            f"{', '.join(words) or 'none'}"
         )
-    return [int(word) for word in words]
+    rows = [int(word) for word in words]
+    if problem := problem_of_rows(rows):
+        raise ValueError(problem)
+    return rows
+
+
+def problem_of_rows(rows: Sequence[int]) -> str:
+    """Say why one file cannot be tuned for these numbers of rows; empty where it can."""
+    if len(set(rows)) < len(rows):
+        return f"a value is there twice: [{', '.join(map(str, rows))}]"
+    if len(rows) > MOST_SIZES:
+        return f"expected at most {MOST_SIZES} values, got {len(rows)}"
+    return ""
 
 
 def parse_device(value: object) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tuner.config.document import (
     require_keys,
     validated,
 )
-from tuner.config.quantities import parse_rows
+from tuner.config.quantities import parse_rows, problem_of_rows
 from tuner.config.schema import (
     Effort,
     File,
@@ -55,7 +54,6 @@ OVERRIDES = {  # what the command line may set, and where it stands in the file
     "seed": "search.seed",
     "stop_slow": "measure.stop_slow",
 }
-MOST_SIZES = 8  # tuned for one file: each has a search of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,10 @@ class Listed:
 
     name: str
     values: tuple[int, ...]
+
+    def words(self, size: int) -> str:
+        """One of the values in words, as `batch = 64`."""
+        return f"{self.name} = {size}"
 
 
 class RunConfig(Section):
@@ -227,17 +229,21 @@ def _override(document: Document, overrides: Mapping[str, Value | None]) -> None
             raise ValueError(f"{name} is not one of {', '.join(OVERRIDES)}")
         if name in ("trials", "seed") and isinstance(value, str):
             value = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else value
-        if name == "batch":
-            with suppress(ValueError):  # reported where it is read
-                rows = parse_rows(value)
-                value = rows if len(rows) > 1 else rows[0]  # type: ignore[assignment]
         *sections, key = OVERRIDES[name].split(".")
         holder = document.data
         for section in sections:
             holder = holder.setdefault(section, {})
-        if isinstance(holder, dict):
-            holder[key] = value
-            document.places.set_by(f"--{name}", OVERRIDES[name])
+        if not isinstance(holder, dict):
+            continue
+        document.places.set_by(f"--{name}", OVERRIDES[name])
+        holder[key] = value
+        if name == "batch":
+            holder[key] = 1
+            try:
+                rows = parse_rows(value)
+                holder[key] = rows if len(rows) > 1 else rows[0]
+            except ValueError as error:
+                document.report(OVERRIDES[name], str(error))
 
 
 def _listed(document: Document, size: Value | None) -> Listed | None:
@@ -259,10 +265,8 @@ def _listed(document: Document, size: Value | None) -> Listed | None:
         sizes[name] = 1  # where there is a problem, it is reported once
         if not values or not all(type(v) is int and 0 < v < 2**63 for v in values):
             document.report(place, f"expected whole numbers above 0, got {words}")
-        elif len(set(values)) < len(values):
-            document.report(place, f"a value is there twice: {words}")
-        elif len(values) > MOST_SIZES:
-            document.report(place, f"expected at most {MOST_SIZES} values, got {len(values)}")
+        elif wrong := problem_of_rows(values):
+            document.report(place, wrong)
         elif size is not None and size not in values:
             document.report(place, f"expected one of {words}, got {size}")
         else:

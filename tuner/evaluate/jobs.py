@@ -170,6 +170,8 @@ class _Child:
         `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
         problem = load_problem(Path(path), {} if batch is None else {ROWS: batch}, mode)
+        if batch is not None:
+            problem.num_rows()  # that many can be drawn, or it says why not of the user's file
         graph = capture(problem)
         try:
             other = capture(problem, mode="eval" if graph.is_training else "train").key

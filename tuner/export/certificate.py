@@ -15,8 +15,9 @@ import re
 import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from tuner.by_batch import ByBatch
 from tuner.errors import InputError
@@ -24,7 +25,9 @@ from tuner.problem.modes import TuneMode
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import Interval, ProbeResult, from_json, to_json
 
-__all__ = ["Certificate", "certify", "code_sha256", "read_certificate", "whole_path"]
+__all__ = [
+    "AtSize", "Certificate", "Samples", "certify", "code_sha256", "read_certificate", "whole_path",
+]  # fmt: skip
 
 FORMAT = 1  # 1: November 2026
 MARK = "# certificate: "
@@ -32,14 +35,34 @@ LINE_CHARS = 84  # of a header line's content
 HEADER_BYTES = 2**20  # looked at for a certificate; a longer header is somebody's joke
 WHOLE_BYTES = 256 * 2**20
 NUM_SHOWN = 3  # probes in the short form: as given, and those with the largest errors
+MOST_SIZES = 64  # of which each is raced again, one after the other
+
+Samples = tuple[tuple[tuple[float, ...], ...], ...]
+"""What a race counted in us, [baseline, file][process][round]; empty in the short form."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtSize:
+    """The claim of speed at one of several tuned sizes; `sizes` replace the reference's own."""
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+    sizes: dict[str, int]
+    interval: Interval
+    latency_us: float | None = None
+    baseline_us: float | None = None
+    num_throttled: int = 0
+    samples_us: Samples = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """The claims of one file.
 
-    `samples_us` are what the race counted, [baseline, file][process][round]; `clocks` and
-    `versions` name the machine. The short form lacks `reference`, `samples_us` and most `probes`.
+    `clocks` and `versions` name the machine. A file of several tuned sizes has the largest in
+    `sizes`, of which all claims are, and races of the others in `at_sizes`; the certificates of
+    earlier releases have none of these. The short form lacks `reference`, `samples_us` and most
+    `probes`.
     """
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
@@ -69,15 +92,18 @@ class Certificate:
     format: int = FORMAT
     probes: tuple[ProbeResult, ...] = ()
     reference: str = ""
-    samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    samples_us: Samples = ()
+    at_sizes: Annotated[tuple[AtSize, ...], Field(max_length=MOST_SIZES)] = ()
 
     def shortened(self) -> Certificate:
         """Return what fits into a header."""
         first, others = self.probes[:1], self.probes[1:]
         largest = sorted(others, key=lambda p: _ratio(p), reverse=True)[: NUM_SHOWN - 1]
         by_batch = self.by_batch and replace(self.by_batch, measured=(), others=())
-        probes = (*first, *largest)
-        return replace(self, probes=probes, reference="", samples_us=(), by_batch=by_batch)
+        return replace(
+            self, probes=(*first, *largest), reference="", samples_us=(), by_batch=by_batch,
+            at_sizes=tuple(replace(each, samples_us=()) for each in self.at_sizes),
+        )  # fmt: skip
 
 
 def _ratio(probe: ProbeResult) -> float:

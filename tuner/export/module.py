@@ -28,6 +28,13 @@ __all__ = ["OLDEST_TORCH", "UNVERIFIED", "VERIFIED", "export_text", "fallback_te
 
 VERIFIED = "verified: checked and raced from this file"
 UNVERIFIED = "unverified: not checked yet"
+_IMPORTS = """\
+import inspect
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+"""
 OLDEST_TORCH = "2.4"  # torch.library.register_autograd and register_fake came with it
 
 
@@ -71,20 +78,25 @@ def export_text(
         device = f'fused_device = "{platform_of(candidate.language).torch_type}"'
         plans = [each.plan for each, _ in kernels]
         fused = f"{device}\n\n\n{dispatch_text(plans, namespaces, dispatch)}"
-    parts = [
-        _header(family, [each for each, _ in kernels], provenance, standing),
-        "import inspect\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
-        *(apart(block, end) if end else block for block, end in zip(blocks, endings, strict=True)),
-        fused,
-        family.model_new.strip() + "\n",
-        *(
-            _autograd(each, name, end)
-            for (each, _), name, end in zip(kernels, namespaces, endings, strict=True)
-        ),
-        _inputs(reference, sizes),
-    ]
-    text = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
     try:
+        futures, model_new = _futures_apart(family.model_new.strip())
+        parts = [
+            _header(family, [each for each, _ in kernels], provenance, standing),
+            futures,
+            _IMPORTS,
+            *(
+                apart(block, end) if end else block
+                for block, end in zip(blocks, endings, strict=True)
+            ),
+            fused,
+            model_new + "\n",
+            *(
+                _autograd(each, name, end)
+                for (each, _), name, end in zip(kernels, namespaces, endings, strict=True)
+            ),
+            _inputs(reference, sizes, family.model_new),
+        ]
+        text = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
         compile(text, "model_new.py", "exec")
     except (SyntaxError, ValueError) as error:  # a family's model_new.py, a Triton text, a NUL
         raise TemplateError(f"{family.name}: the exported file is not Python: {error}") from error
@@ -285,14 +297,65 @@ if IS_FIRST_IMPORT{ending}:
     )'''
 
 
-def _inputs(reference: str, sizes: Mapping[str, int]) -> str:
-    """Return the reference file without its Model, at the sizes in force."""
+def _futures_apart(text: str) -> tuple[str, str]:
+    """Return the imports from `__future__`, which begin a file, and a text without them."""
+    lines, found = text.split("\n"), list[str]()
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            found.insert(0, ast.unparse(node))
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            before = lines[first].encode()[: node.col_offset].decode()
+            behind = lines[last - 1].encode()[node.end_col_offset :].decode()
+            is_alone = not (before + behind).partition("#")[0].strip()
+            lines[first:last] = [f"{before}{'' if is_alone else '...'}{behind}"]
+    return "\n".join(found), "\n".join(lines)
+
+
+def _inputs(reference: str, sizes: Mapping[str, int], model_new: str) -> str:
+    """Return the reference file without its Model, at the sizes in force.
+
+    It is empty where the module's text holds the whole file, as that of a captured module does,
+    and all that the file names is still what it was at the end.
+    """
+    overrides = Overrides(sizes)
+    tree = overrides.visit(ast.parse(reference))
+    _, is_whole, behind = model_new.partition(reference.rstrip())
+    if is_whole and overrides.assigned.isdisjoint(sizes) and not _clashes(reference, behind):
+        return ""
     kept: list[ast.stmt] = []
-    for node in ast.parse(reference).body:
+    for node in tree.body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_model = isinstance(node, ast.ClassDef) and node.name == "Model"
         # The export's own imports come before: no future can be imported any more.
         is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
         if not (is_docstring or is_model or is_future):
             kept.append(node)
-    return ast.unparse(ast.fix_missing_locations(Overrides(sizes).visit(ast.Module(kept, []))))
+    return ast.unparse(ast.fix_missing_locations(ast.Module(kept, [])))
+
+
+def _clashes(reference: str, behind: str) -> bool:
+    """Whether a text gives a name of the reference to something else, or that is not known."""
+    mine, theirs = _named(reference), _named(behind)
+    return "*" in mine or any(
+        theirs[name] != mine[name] or not mine[name] for name in mine if name in theirs
+    )
+
+
+def _named(text: str) -> dict[str, str]:
+    """Return what a text names at its top level, with what is imported by that name, if it is."""
+    found: dict[str, str] = {}
+    nodes: list[ast.AST] = [*ast.parse(text).body]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = ""
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            of = f"{node.level * '.'}{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                found[name] = of + (alias.name if alias.asname or of else name)
+        elif isinstance(node, ast.Name):
+            found |= {node.id: ""} if isinstance(node.ctx, ast.Store) else {}
+        else:
+            nodes += ast.iter_child_nodes(node)
+    return found

@@ -12,9 +12,10 @@ from tuner.problem.draws import seed_everything
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Given", "first_with_rows"]
+__all__ = ["MOST_DRAWS", "Given", "first_with_rows"]
 
 LARGE_BYTES = 2**26  # from here on a draw on the CPU takes longer than all else that is asked
+MOST_DRAWS = 2**18  # of `get_inputs`, joined for more rows than one gives: more take minutes
 KEPT_BYTES = 2**31  # on a GPU, which draws more than that sooner than it finds memory for it
 
 
@@ -73,7 +74,8 @@ class Given:
             device: where the tensors shall be.
 
         Raises:
-            ProblemError: `get_inputs` fails, or gives 0 rows where some are asked for.
+            ProblemError: `get_inputs` fails, gives 0 rows where some are asked for, or would
+                have to be called more than `MOST_DRAWS` times.
         """
         import torch
 
@@ -144,7 +146,14 @@ class Given:
             raise ProblemError(
                 f"{self._path}: get_inputs() gives 0 rows; cannot make {batch} of them"
             )
-        draws = [inputs, *map(more, range(1, 1 + max(0, batch - 1) // rows))]
+        num_further = max(0, batch - 1) // rows
+        if num_further >= MOST_DRAWS:
+            raise ProblemError(
+                f"{self._path}: get_inputs() gives {rows} rows; {batch} of them take "
+                f"{num_further + 1} calls of it\n  expected: at most {MOST_DRAWS} calls\n"
+                "  next: fewer rows, or inputs of more rows"
+            )
+        draws = [inputs, *map(more, range(1, 1 + num_further))]
 
         def resized(parts: Sequence[Any]) -> Any:
             if not isinstance(parts[0], torch.Tensor):
