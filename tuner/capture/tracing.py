@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Traced", "decompositions", "fake_module", "traced"]
 
-# Composite operators that stay whole; all others are opened into their parts.
+# Operators that stay whole; all other composite ones are opened into their parts.
 _KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
 max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip roll"""
+adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip roll
+im2col col2im reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+replication_pad2d replication_pad3d"""
 # Operators of the core set that are opened all the same, by how their names end.
 _OPENED_ENDS = (
     "_norm",
