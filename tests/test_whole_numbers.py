@@ -51,6 +51,9 @@ FORMS: dict[str, tuple[str, str, str]] = {
         "x + self.e(((y != 1).long().cumsum(1) * (y != 1).long() + 1))",
         "self.e = nn.Embedding(30, 8)", f"torch.randn(37, 20, 8), {IDS}",
     ),
+    "returned in other types": ("(x * 1.5, (y[:, None] == y).float(), (y[:, None] < y).long(), "
+                                "(y[:, None] == y).float().sum(1) * x[:, 0])", "",
+                                f"{Y}, {LABELS}"),
     "pairs": ("((y[:, None] == y) & (x @ x.T > 0)).long(), (y[:, None] > y) * x[:, :1], x * 2",
               "", f"{Y}, {LABELS}"),
     "arithmetic": ("(x * 2, 5 - y * 3, y % 4 - 1, (y // 2).clamp(1, 2), (1000003 * y).sum())", "",
@@ -81,7 +84,14 @@ FORMS: dict[str, tuple[str, str, str]] = {
                 "torch.randn(5, 3, 7, 9)"),
     "a part written": ("(lambda t: (t[:, 1:].copy_(x[:, :-1] > 0), x * t)[1])(x > 1)", "", Y),
 }  # fmt: skip
-FOR_ONE_BATCH = {"one of a row by its number", "pairs", "arithmetic", "added to places", "chosen"}
+FOR_ONE_BATCH = {
+    "one of a row by its number",
+    "pairs",
+    "arithmetic",
+    "added to places",
+    "chosen",
+    "returned in other types",
+}
 
 
 @needs_gpp

@@ -121,6 +121,7 @@ def fake_module(
         with fake, conversions_of_fakes():
             with explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
+            _require_list(problem, "get_init_inputs", init, "the constructor")
             with explained(problem, "Model(*get_init_inputs())"):
                 model, known = constructed(problem, init, fake)
             with explained(problem, "get_inputs()"):
@@ -302,15 +303,20 @@ def _normalized(
     return y if bias is None else y + bias.view(shape), x.new_empty(0), x.new_empty(0)
 
 
+def _require_list(problem: Problem, function: str, given: Any, taker: str) -> None:
+    if not isinstance(given, (list, tuple)):
+        named = ", in order, without their names" if isinstance(given, dict) else ""
+        raise CaptureError(
+            f"{problem.source}: {function}() returned {type(given).__name__}; expected a list\n"
+            f"  next: return the arguments of {taker} as a list{named}"
+        )
+
+
 def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tuple[str, ...]:
     """Return the names of forward's arguments that `given` stands for; refuse other kinds."""
     import torch
 
-    if not isinstance(given, (list, tuple)):
-        raise CaptureError(
-            f"{problem.source}: get_inputs() returned {type(given).__name__}; expected a list\n"
-            "  next: return the arguments of forward as a list"
-        )
+    _require_list(problem, "get_inputs", given, "forward")
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*given).arguments

@@ -22,6 +22,7 @@ _CALLED = {"add", "sub", "mul", "maximum", "minimum", "clamp", "abs", "neg", "si
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "sub": "rsub"}
 _COMMUTING = {"add", "mul", "maximum", "minimum", "eq", "ne"}
+_CASTS = {"float32": "_cast_Float", "float64": "_cast_Double", "int64": "_cast_Long"}
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}  # the second operand is no tensor
 
 
@@ -58,7 +59,19 @@ def with_whole_numbers_called(graph: Graph) -> Graph:
             op = _OF_NUMBERS[op]
         return _call(node, op, args, {})
 
-    return replace(graph, nodes=tuple(n if n.name in kept else called(n) for n in graph.nodes))
+    nodes = tuple(n if n.name in kept else called(n) for n in graph.nodes)
+    return _with_results_cast(replace(graph, nodes=nodes))
+
+
+def _with_results_cast(graph: Graph) -> Graph:
+    """Cast what a call gives by a call where it is returned as another type."""
+    nodes = []
+    for node in graph.nodes:
+        cast = _CASTS.get(node.dtype) if node.op == "cast" and node.name in graph.outputs else None
+        of = graph.value(real_name(graph, node.refs[0])) if cast else node
+        is_called = isinstance(of, Node) and is_call(of) and of.dtype in ("bool", "int64")
+        nodes.append(_call(node, cast, node.args, {}) if cast and is_called else node)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _of_truths(graph: Graph, node: Node) -> bool:
