@@ -104,8 +104,9 @@ def is_call(node: Node) -> bool:
 
 
 def with_results_apart(graph: Graph) -> Graph:
-    """Return the graph with each further result of an operation as a call of its own.
+    """Return the graph with each further result of an operation as a call that picks it.
 
+    Such calls of the same arguments are made once, as the steps of a plan.
     A call that nothing reads the first result of is left out as what is of no use.
     """
     nodes = []
