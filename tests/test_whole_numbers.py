@@ -60,6 +60,8 @@ FORMS: dict[str, tuple[str, str, str]] = {
                    f"{Y}, {LABELS}"),
     "of ranges": ("(x * (torch.arange(100) // 3) + torch.arange(100) * 430186, torch.arange(9))",
                   "", Y),
+    "large sums": ("(x * 2, y.sum(), y.sum(0, keepdim=True))", "",
+                   f"{Y}, torch.randint(0, 2**30, (37,))"),
     "chosen": ("(x * 2, torch.where(y > 2, z, 0))", "",
                f"{Y}, {LABELS}, torch.randint(0, 2**40, (37,))"),
     "cut off": ("((x * 1000).long(), (x * 3).long() // 2, x + (y.long() > 0))", "", f"{Y}, {Y}"),
@@ -85,6 +87,7 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "a part written": ("(lambda t: (t[:, 1:].copy_(x[:, :-1] > 0), x * t)[1])(x > 1)", "", Y),
 }  # fmt: skip
 FOR_ONE_BATCH = {
+    "large sums",
     "one of a row by its number",
     "pairs",
     "arithmetic",
