@@ -235,12 +235,8 @@ def test_each_nest_computes_its_own_masks(tmp_path):
 
 
 INEXACT = [
-    "x * (torch.arange(40) // 3)",
-    "x * (torch.arange(40) % 3)",
-    "x * (torch.arange(40) * 430186)",  # 2^24 + 38
     "x * torch.arange(0, 2**24 + 40 * 9, 2**24 // 39 + 9)",
     "x * torch.arange(0.0, 4.0, 0.1)",
-    "(x * 2, torch.arange(40))",
 ]
 
 

@@ -74,6 +74,11 @@ SPARSE = reference(
     "i: torch.tanh(self.emb(i)).mean(1)", "torch.randint(0, 50, (40, 8))", "",
     INIT + "        self.emb = nn.Embedding(50, 16, sparse=True)\n\n",
 )  # fmt: skip
+TWO_TABLES = reference(
+    "i, k: torch.tanh(self.a(i) + self.b(k))",
+    "torch.randint(0, 50, (40, 8)), torch.randint(0, 2, (40, 8))", "",
+    INIT + "        self.a, self.b = nn.Embedding(50, 16), nn.Embedding(2, 16)\n\n",
+)  # fmt: skip
 NAMED = """import collections
 import torch
 import torch.nn as nn
@@ -108,6 +113,7 @@ ODD = {
     "gradients are sparse": (
         SPARSE, ("gradients", "threads, eval", "a life, gradients", ".grad", "all gradients"),
     ),
+    "numbers of one table are none of another": (TWO_TABLES, ("one tensor for all",)),
     "outputs have names": (NAMED, ("fresh weights", "copied with hooks")),
     "an output is what later calls read": (GIVEN_AWAY, ("outputs edited",)),
     "an attribute is set in one mode alone": (NOTED_IN_TRAINING, ("attributes that",)),

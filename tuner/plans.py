@@ -46,8 +46,8 @@ class Step:
     transpose, for "aten" only), `null`, or an expression over sizes, numbers and parameters.
     An "aten" step with `gives` in place of `out` runs `at::<function>(*args)` and names its
     fresh result, of several the one that `pick` counts from 0; its arguments are as
-    `kernel.operands` has them. `layout` is the order of memory in which functions read that: as
-    it is written if nothing else is said.
+    `kernel.operands` has them. `layout` is the order of memory in which functions read that, or
+    "bytes" where they read truths so: as it is written if nothing else is said.
     """
 
     kind: Literal["call", "aten"]
@@ -56,7 +56,7 @@ class Step:
     out: str | None = None
     gives: str | None = None
     pick: int | None = None
-    layout: Literal["channels_last"] | None = None
+    layout: Literal["channels_last", "bytes"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,22 @@ class Plan:
         What has a layout lies in that one instead, unless it is an output.
         """
         read = {arg for step in self.steps if step.kind == "call" for arg in step.args}
-        read -= {str(step.gives) for step in self.steps if step.layout}
+        read -= {str(step.gives) for step in self.steps if step.layout == "channels_last"}
         return self.given & (read | {output.name for output in self.outputs})
+
+    @property
+    def together(self) -> dict[str, str]:
+        """Of what one call gives several results of, by name, what all of these are called."""
+        calls: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for step in self.steps:
+            if step.gives and step.pick is not None:
+                calls.setdefault((step.function, step.args), []).append(step.gives)
+        several = [names for names in calls.values() if len(names) > 1]
+        return {name: f"all_of_{names[0]}" for names in several for name in names}
+
+    def is_first_of(self, step: Step) -> bool:
+        """Whether a step is the first that takes a result of its call."""
+        return self.together.get(str(step.gives)) == f"all_of_{step.gives}"
 
     @property
     def made(self) -> tuple[Tensor, ...]:

@@ -99,7 +99,7 @@ def _takes(products: Products, graph: Graph, call: Call, shortest: int = SHORTES
 
     Sums have `shortest` numbers at least; fewer of a large result.
     """
-    if call.dtype != "float32" or {graph.value(n).dtype for n in call.reads} != {"float32"}:
+    if call.dtype != "float32" or {dtype for _, dtype in call.forms} != {"float32"}:
         return False
     if is_convolution(call):
         kind = made_as(graph, call)

@@ -6,15 +6,17 @@ What moves elements without computing is a call too, where no nest reads it wher
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import OVER_COLUMNS, refusal
+from tuner.capture.lowering import plain
 from tuner.capture.operations import OPERATIONS
 from tuner.capture.precision import FLOATS
 from tuner.capture.vocabulary import VOCABULARY
@@ -52,8 +54,10 @@ _FORMS = {
 }
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
-# Operators of the record that take every argument, by how their names end.
-_WITHOUT_DEFAULTS = ("_backward", ".lstm", ".gru", ".rnn_tanh", ".rnn_relu")
+# Calls that move truths as the bytes that they are.
+_OF_BYTES = {*MOVES, "cast", "aten.scatter", "aten.gather", "aten.index", "aten.index_select"}
+_BYTES = {"constant_pad_nd", "reshape", "broadcast_to"}
+_BYTES |= {name.removeprefix("aten.") for name in _OF_BYTES}
 # What has loops and is no pointwise operation.
 _OTHERS = {*OVER_COLUMNS, "gather", "placed", "cast", "tap", "index"}
 
@@ -84,6 +88,11 @@ class Call:
     pick: int | None = None
     forms: tuple[tuple[tuple[int, ...], str], ...] = ()
 
+    @property
+    def makes_truths(self) -> bool:
+        """Whether PyTorch's operation gives truths, where bytes are expected."""
+        return self.dtype == "bool" and self.function not in _BYTES
+
     def written(self, named: Callable[[str], str]) -> list[str]:
         """Return the arguments with each value as `named` has it."""
         return [re.sub(r"\{([^}]*)\}", lambda found: named(found[1]), arg) for arg in self.args]
@@ -95,8 +104,9 @@ def is_call(node: Node) -> bool:
 
 
 def with_results_apart(graph: Graph) -> Graph:
-    """Return the graph with each further result of an operation as a call of its own.
+    """Return the graph with each further result of an operation as a call that picks it.
 
+    Such calls of the same arguments are made once, as the steps of a plan.
     A call that nothing reads the first result of is left out as what is of no use.
     """
     nodes = []
@@ -120,14 +130,22 @@ def call_of(graph: Graph, node: Node) -> Call:
     values: list[Tensor | Node] = [graph.value(name) for name in node.refs]
     everything: list[Tensor | Node] = [node, *values]
     for value in everything:
-        is_index = value.dtype == "int64" and (isinstance(value, Tensor) or value.op in MOVES)
-        if value.dtype not in FLOATS and not is_index:
+        if value.dtype not in {*FLOATS, "int64", "bool"}:
             raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
-        if isinstance(value, Node) and value.op == "full" and value.args[0] != 0:
-            raise refusal(node, f"{node.op} of a tensor that is {value.args[0]} everywhere")
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)
+    if (
+        node.op not in _OF_BYTES
+    ):  # truths are bytes, which PyTorch's operations may not take for them
+        truths = [value.name for value in values if value.dtype == "bool"]
+        args = tuple(_with_each(arg, truths, ".truths") for arg in args)
+    for value in values:  # which are zeros in memory
+        if isinstance(value, Node) and value.op == "full" and value.args[0] != 0:
+            if value.dtype == "bool":
+                raise refusal(node, f"{node.op} of a tensor that is True everywhere")
+            number = f" + {_operand(value.args[0])}"
+            args = tuple(_with_each(arg, [value.name], number) for arg in args)
     if node.op == "expand":  # which -1 leaves as it is, for any batch
         before = [None] * (len(node.shape) - len(values[0].shape)) + [*values[0].shape]
         pairs = zip(before, node.shape, strict=True)
@@ -139,9 +157,17 @@ def call_of(graph: Graph, node: Node) -> Call:
     return Call(node.name, function, args, node.refs, node.shape, node.dtype, flops, which, forms)
 
 
+def _with_each(arg: str, names: Sequence[str], end: str) -> str:
+    for name in names:
+        arg = arg.replace(f"{{{name}}}", f"{{{name}}}{end}")
+    return arg
+
+
 def _form(node: Node) -> tuple[str, tuple[str, ...]]:
     if node.op.startswith("aten."):
         return _opaque(node)
+    if node.op == "cast":
+        return "alias", (f"{_operand(node.args[0])}.{node.dtype}",)
     if node.op == "cat":
         return "cat", (f"[{', '.join(map(_operand, node.args))}]", _constant(node.attrs["axis"]))
     if node.op == "pad":
@@ -183,13 +209,38 @@ def _opaque(node: Node) -> tuple[str, tuple[str, ...]]:
             return f"[{', '.join(map(written, value))}]"
         return _constant(value)
 
+    name = node.op.removeprefix("aten.")
     given = {n: value for n, value in node.attrs.items() if n not in ("overload", "pick")}
-    has_defaults = not node.op.endswith(_WITHOUT_DEFAULTS)
-    while has_defaults and given and list(given.values())[-1] in (None, False):
-        given.popitem()  # a default, and PyTorch may take it by its name alone
-    if any(isinstance(value, str) for value in given.values()):
+    schema = _schema_of(name, str(node.attrs["overload"])) if "overload" in node.attrs else {}
+    while given and (last := schema.get([*given][-1])) and last.is_default(given[[*given][-1]]):
+        given.popitem()  # PyTorch may take it by its name alone
+    if any(isinstance(v, str) and n != "rounding_mode" for n, v in given.items()):
         raise refusal(node, f"no loop is generated for {node.op} yet")
-    return node.op.removeprefix("aten."), tuple(written(value) for value in given.values())
+    words = {n for n, form in schema.items() if form.is_word}
+    return name, tuple(f"{n}={written(v)}" if n in words else written(v) for n, v in given.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """An argument in PyTorch's schema: what stands for it, and whether it has to be named."""
+
+    default: JsonValue
+    has_default: bool
+    is_word: bool
+
+    def is_default(self, value: JsonValue) -> bool:
+        return self.has_default and type(value) is type(self.default) and value == self.default
+
+
+@functools.lru_cache(1024)
+def _schema_of(name: str, overload: str) -> Mapping[str, _Form]:
+    import torch
+
+    schema = getattr(getattr(torch.ops.aten, name), overload or "default")._schema
+    return {
+        a.name: _Form(plain(a.default_value), a.has_default_value(), a.kwarg_only)
+        for a in schema.arguments
+    }
 
 
 def _operand(operand: Operand) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.index_space import viewed
 from tuner.capture.nest import Output
+from tuner.capture.parameters_text import parameters_of
 from tuner.capture.rows_text import ROWS_TEXT, asks_rows
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import contents_of, made_from
@@ -100,6 +101,8 @@ def model_new(
         batch: how many rows inputs have that may have another number; None where none may.
         step: the text of `Step`, "" where the reference takes steps of training.
     """
+    names = [a.name for a in graph.arguments]
+    parameters, asks_more = parameters_of(reference, names)
     numbers = numbers_of(graph)
     place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
@@ -127,7 +130,9 @@ def model_new(
     usual = usual_text(graph, reference, settings, has_modes, batch, has_calls=bool(stages.calls))
     return _MODULE.format(
         usual=usual,
-        names=", ".join(a.name for a in graph.arguments),
+        names=", ".join(names),
+        parameters=parameters,
+        asks_more=asks_more,
         arguments=", ".join(arguments),
         step=f"{step}\n\n" if step else "",
         given=", ".join(source_of(tensor) for tensor in given_in_step(graph)),
@@ -320,8 +325,8 @@ _MODULE = """\
         # A ModelNew of a live Model's parameters and buffers, which both then share.
         return made_from(cls, module, _STATE)
 
-    def forward(self, {names}):
-{asks_rows}        fused_state = usual_state(self, ({names},))
+    def forward(self, {parameters}):
+{asks_more}{asks_rows}        fused_state = usual_state(self, ({names},))
         if fused_state is None:
             return super().forward({names})
         given = ({given},)

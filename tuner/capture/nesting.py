@@ -29,6 +29,7 @@ def nest_of(
     images: Collection[str] = (),
     *,
     is_apart: bool = False,
+    memory: Mapping[str, str] | None = None,
 ) -> Nest:
     """Return nodes of a graph as one nest.
 
@@ -38,12 +39,14 @@ def nest_of(
         wanted: which values are stored, by their own names, and as which dtype.
         images: those that lie channels last in memory, where they are read or stored.
         is_apart: whether it may not both reduce and store what that gives for all columns.
+        memory: dtypes of what lies in memory between tasks, by name, where it is not that of
+            `stored_as`.
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
     """
     nodes = with_ranges_read(graph, nodes)
-    return _Builder(graph, nodes, wanted, images).build(is_apart=is_apart)
+    return _Builder(graph, nodes, wanted, images, memory or {}).build(is_apart=is_apart)
 
 
 class _Builder:
@@ -53,8 +56,9 @@ class _Builder:
         nodes: Sequence[Node],
         wanted: Mapping[str, str],
         images: Collection[str],
+        memory: Mapping[str, str],
     ) -> None:
-        self.graph = graph
+        self.graph, self.memory = graph, memory
         self.nodes = [n for n in nodes if not is_same(graph, n)]
         self.wanted, self.kinds = wanted, dict[str, Kind]()
         self.numbers: dict[str, float] = {}  # what is one number everywhere
@@ -64,6 +68,7 @@ class _Builder:
         self.is_about_means: set[str] = set()  # of what a variance is asked
         self.order: list[str] = []
         self.flops = 0
+        self.at: Node | None = None
         self.precision = computed_in(graph)
         self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
@@ -134,9 +139,11 @@ class _Builder:
                 raise refusal(used[value.name], what)
             if self.precision == "float64" and value.dtype in HALVES:
                 raise refusal(used[value.name], f"{value.name} is {value.dtype}, beside float64")
-            arguments.append(Tensor(value.name, value.shape, stored_as(value)))
+            dtype = self.memory.get(value.name, stored_as(value))
+            arguments.append(Tensor(value.name, value.shape, dtype))
             self.levels[value.name] = 0
         for node in self.nodes:
+            self.at = node
             self._take(node)
         self._about_means()
         outputs = []
@@ -201,6 +208,9 @@ class _Builder:
             self._require_exact(node)
             self._add(node.name, f"as_{rounded}", (self._operand(node.args[0]),))
             return
+        if node.op == "cast" and node.dtype == "int64":
+            self._add(node.name, "trunc", (self._operand(node.args[0]),))
+            return
         op, own = simpler(node.op, node.args)
         operation = OPERATIONS.get(op)
         if operation is None:
@@ -235,7 +245,7 @@ class _Builder:
             return self.numbers[operand.name]
         name = real_name(self.graph, operand.name)
         if name in self.reductions and self.reductions[name].is_index:
-            raise refusal(None, f"{name}, which is a place, is computed with")
+            raise refusal(self.at, f"{name}, which is a place, is computed with")
         return self.numbers.get(name, name)
 
     def _add(

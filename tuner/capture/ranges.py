@@ -4,8 +4,8 @@
 
 Masks such as those of `torch.tril` are whole numbers compared. Floats compute with them exactly
 as long as every value stays below 2^24: then they are floats from here on. Where that is not
-known, or an operation is none that floats do exactly, such as a remainder, the graph stays as it
-is.
+known, or an operation is none that floats do exactly, such as a remainder, they are stored as
+whole numbers for it.
 
 What is computed from ranges alone is stored for nobody but PyTorch's own operations and results: a
 nest that reads it computes it again.
@@ -14,7 +14,7 @@ nest that reads it computes it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, free_name, in_order
@@ -41,14 +41,21 @@ def with_ranges(graph: Graph) -> Graph:
         return graph
     found = _as_floats(graph)
     taken = {t.name for t in graph.given} | {n.name for n in graph.nodes}
+    stored = _stored_as_whole(graph, found)
+    floats = {name: Ref(free_name(f"{name}_float", taken)) for name in stored}
     nodes: list[Node] = []
     for node in graph.nodes:
+        if node.name in found or node.op in _COMPARISONS | {"cast", "gather", "placed"}:
+            args = tuple(floats.get(a.name, a) if isinstance(a, Ref) else a for a in node.args)
+            node = replace(node, args=args)
         if node.name not in found:
             nodes.append(node)
-        elif node.op == "arange":
-            nodes += _range(node, taken)
-        else:
-            nodes += _as_float(node, taken)
+            continue
+        name = floats[node.name].name if node.name in floats else node.name
+        as_float = replace(node, name=name)
+        nodes += (_range if node.op == "arange" else _as_float)(as_float, taken)
+        if node.name in floats:
+            nodes.append(replace(node, op="cast", args=(Ref(name),), attrs={}))
     return _with_views_apart(replace(graph, nodes=tuple(nodes)))
 
 
@@ -92,19 +99,34 @@ def _as_floats(graph: Graph) -> set[str]:
         node = nodes[name]
         if node.dtype in FLOATS:
             return True
-        is_read = all(
-            user.name in found
-            or user.op in _COMPARISONS
-            or (user.op == "cast" and (user.dtype in FLOATS or user.dtype == "bool"))
-            for user in users[name]
-        )
         whole = [ref for ref in node.refs if graph.value(ref).dtype in _WHOLE]
         is_known = all(ref in found or nodes[ref].op == "full" for ref in whole)
-        return is_read and is_known and name not in results
+        is_read = name not in results and all(_takes_floats(u, name, found) for u in users[name])
+        return is_known and (is_read or node.dtype == "int64")
 
     while wrong := {name for name in found if not is_exact(name)}:
         found -= wrong
     return found
+
+
+def _takes_floats(user: Node, name: str, found: Container[str]) -> bool:
+    """Whether what reads a whole number may read it as a float."""
+    is_cast = user.op == "cast" and (user.dtype in FLOATS or user.dtype == "bool")
+    # Which element of each row is read, or written.
+    is_place = user.args[{"gather": 1, "placed": 0}.get(user.op, -1)] == Ref(name)
+    is_place = is_place and user.op in ("gather", "placed")
+    return user.name in found or user.op in _COMPARISONS or is_cast or is_place
+
+
+def _stored_as_whole(graph: Graph, found: set[str]) -> set[str]:
+    """Return which of `found` are results or read as whole numbers."""
+    users, results = graph.users, {*graph.outputs, *graph.buffer_updates.values()}
+    whole = [name for name in found if graph.value(name).dtype == "int64"]
+    return {
+        name
+        for name in whole
+        if name in results or not all(_takes_floats(u, name, found) for u in users[name])
+    }
 
 
 def _bounds_of(graph: Graph) -> dict[str, Bounds]:

@@ -22,11 +22,12 @@ from tuner.capture.index_space import (
 from tuner.capture.library import Call, call_of, is_call, with_results_apart
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of
-from tuner.capture.precision import FLOATS, stored_as, with_products
+from tuner.capture.precision import stored_as, with_products
 from tuner.capture.ranges import computed_of_ranges, with_ranges
 from tuner.capture.recomputed import with_windows_of_operands
 from tuner.capture.scans import with_scans
 from tuner.capture.viewing import real_name
+from tuner.capture.whole_numbers import with_whole_numbers_called
 from tuner.capture.windows import with_windows
 
 __all__ = ["Partition", "Stages", "stages_of"]
@@ -72,7 +73,7 @@ class Stages:
         counters: buffers to which the call adds a whole number, with the number.
         between: what a nest writes for another task, with its shape.
         images: what lies channels last between tasks.
-        zeros: tensors of nothing but zeros that calls read, with their shape and dtype.
+        zeros: tensors of zeros that calls read, or add a number to, with their shape and dtype.
     """
 
     tasks: tuple[Nest | Call, ...]
@@ -109,7 +110,8 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
             a kernel of ours takes on a GPU.
     """
-    graph = with_windows(with_ranges(with_results_apart(graph)))
+    graph = with_whole_numbers_called(with_ranges(with_results_apart(graph)))
+    graph = with_windows(graph)
     if partition.is_recomputed:
         names = {*graph.outputs, *graph.buffer_updates.values()} | computed_of_ranges(graph)
         graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
@@ -141,6 +143,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     images = frozenset[str]()
     if partition.is_channels_last:
         images = images_of(graph, {*outputs, *updates.values()})
+    memory = _memory_of(graph, left, dtypes)
     groups = _grouped(graph, left)
     last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
     tasks: list[Nest | Call] = []
@@ -153,7 +156,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         read = {name for name, reader in last_reader.items() if reader > number}
         while group:
             own = {*outputs, *updates.values()}
-            nest, later = _first(graph, group, own, dtypes, read, partition, images)
+            nest, later = _first(graph, group, own, memory, read, partition, images)
             tasks.append(nest)
             wanted = read | {real_name(graph, r) for n in later for r in n.refs}
             between |= {o.name: nodes[o.name].shape for o in nest.outputs if o.name in wanted}
@@ -193,11 +196,32 @@ def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call
     return [*found, call_of(graph, node)]
 
 
+def _memory_of(graph: Graph, nodes: Sequence[Node], results: Mapping[str, str]) -> dict[str, str]:
+    """Return the dtypes in memory of whole numbers and truths that calls make or read, by name.
+
+    Those of results are given; what nests alone read between them is stored as floats.
+    """
+    found = dict(results)
+    for node in nodes:
+        if is_call(node):
+            found.setdefault(node.name, node.dtype)
+            for ref in node.refs:
+                value = graph.value(real_name(graph, ref))
+                if not isinstance(value, Node):
+                    continue
+                if (returned := found.setdefault(value.name, value.dtype)) != value.dtype:
+                    what = f"{value.name}, which is {value.dtype} and returned as {returned}"
+                    raise refusal(node, f"{node.op} of {what}")
+        elif node.op in ("argmax", "argmin"):
+            found.setdefault(node.name, node.dtype)
+    return found
+
+
 def _first(
     graph: Graph,
     left: list[Node],
     results: set[str],
-    dtypes: Mapping[str, str],
+    memory: Mapping[str, str],
     read_later: Container[str],
     partition: Partition,
     images: Collection[str],
@@ -217,7 +241,7 @@ def _first(
         rest = [n for n in left if n.name in later or n.name in again]
         read = {real_name(graph, r) for n in rest for r in n.refs}
         wanted = {
-            n.name: dtypes.get(n.name, stored_as(n))
+            n.name: memory.get(n.name, stored_as(n))
             for n in own
             if n.name in results
             or (n.name in read and n.name not in again)
@@ -226,15 +250,14 @@ def _first(
         for name in wanted:
             if wanted[name] not in DTYPES:
                 raise refusal(graph.value(name), f"a result is {wanted[name]}")  # type: ignore[arg-type]
-            if (name in read or name in read_later) and wanted[name] not in FLOATS:
-                raise refusal(graph.value(name), f"{name} is read again")  # type: ignore[arg-type]
         if not wanted and first is not None and again:
             raise first
         if not wanted:
             # Of no use to anything but what comes later: then it is computed there.
             raise refusal(own[0], f"{own[0].op} is of no use")
         try:
-            return nest_of(graph, own, wanted, images, is_apart=partition.is_apart), rest
+            found = nest_of(graph, own, wanted, images, is_apart=partition.is_apart, memory=memory)
+            return found, rest
         except NotOneNest as error:
             first = first or error
             if error.node is None:

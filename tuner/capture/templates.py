@@ -74,12 +74,16 @@ def between_of(stages: Stages, names: Mapping[str, str]) -> list[str]:
     for name, place, shape, dtype in forms:
         if name in results or (place == names[name] and dtype == "float32"):
             continue
-        more = "" if dtype == "float32" else f", dtype: {dtype}"
+        more = "" if dtype == "float32" else f", dtype: {_declared(dtype)}"
         lines.append(f"  {place}: {{shape: [{', '.join(map(str, shape or (1,)))}]{more}}}")
     for name, (shape, dtype) in stages.zeros.items():
-        form = f"shape: {json.dumps(list(shape or (1,)))}, dtype: {dtype}, zero: true"
+        form = f"shape: {json.dumps(list(shape or (1,)))}, dtype: {_declared(dtype)}, zero: true"
         lines.append(f"  {names[name]}: {{{form}}}")
     return lines
+
+
+def _declared(dtype: str) -> str:
+    return "uint8" if dtype == "bool" else dtype  # a truth is a byte
 
 
 def main_of(stages: Stages) -> Nest:
@@ -101,6 +105,7 @@ def call_step(stages: Stages, call: Call, names: Mapping[str, str]) -> str:
     args, gives = json.dumps(call.written(operand)), place_of(stages, names, call.name)
     pick = "" if call.pick is None else f", pick: {call.pick}"
     layout = ", layout: channels_last" if is_last else ""
+    layout = ", layout: bytes" if call.makes_truths else layout
     return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{pick}{layout}}}"
 
 

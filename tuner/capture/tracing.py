@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Traced", "decompositions", "fake_module", "traced"]
 
-# Composite operators that stay whole; all others are opened into their parts.
+# Operators that stay whole; all other composite ones are opened into their parts.
 _KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
 max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip roll"""
+adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip roll
+im2col col2im reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+replication_pad2d replication_pad3d"""
 # Operators of the core set that are opened all the same, by how their names end.
 _OPENED_ENDS = (
     "_norm",
@@ -119,6 +121,7 @@ def fake_module(
         with fake, conversions_of_fakes():
             with explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
+            _require_list(problem, "get_init_inputs", init, "the constructor")
             with explained(problem, "Model(*get_init_inputs())"):
                 model, known = constructed(problem, init, fake)
             with explained(problem, "get_inputs()"):
@@ -300,15 +303,20 @@ def _normalized(
     return y if bias is None else y + bias.view(shape), x.new_empty(0), x.new_empty(0)
 
 
+def _require_list(problem: Problem, function: str, given: Any, taker: str) -> None:
+    if not isinstance(given, (list, tuple)):
+        named = ", in order, without their names" if isinstance(given, dict) else ""
+        raise CaptureError(
+            f"{problem.source}: {function}() returned {type(given).__name__}; expected a list\n"
+            f"  next: return the arguments of {taker} as a list{named}"
+        )
+
+
 def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tuple[str, ...]:
     """Return the names of forward's arguments that `given` stands for; refuse other kinds."""
     import torch
 
-    if not isinstance(given, (list, tuple)):
-        raise CaptureError(
-            f"{problem.source}: get_inputs() returned {type(given).__name__}; expected a list\n"
-            "  next: return the arguments of forward as a list"
-        )
+    _require_list(problem, "get_inputs", given, "forward")
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*given).arguments

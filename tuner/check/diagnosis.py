@@ -99,6 +99,14 @@ def _output_diagnosis(
             memory if expected.probe.distribution in USUAL else "an overflow, or a negative root"
         )
         return f"NaN where a number is expected: {cause}"
+    if not want.is_floating_point():
+        is_few = int((got != want).sum()) * 100 < want.numel()
+        return (
+            "whole numbers and truths have to be PyTorch's own: did values that are nearly the "
+            "same decide?"
+            if is_few
+            else ""
+        )
     if error.num_misplaced:
         return "NaN and Inf must come through as they do in the reference" if is_poisoned else ""
     if got.numel() > 1 and bool((got == got.reshape(-1)[0]).all()):

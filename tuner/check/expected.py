@@ -142,7 +142,11 @@ def expected(
             problem, wide, script, wide_tensors, probe, is_exact=True, own=own
         )
     if wide_report.error:
-        raise problem.error(f"the float64 run of the reference fails: {wide_report.error}")
+        raise problem.error(
+            f"the float64 run of the reference fails: {wide_report.error}\n  next: forward has to "
+            "run in float64 too: give the tensors that it makes the type of those that they meet, "
+            "as by torch.zeros(..., dtype=x.dtype)"
+        )
     of_place = undefined if probe.has_zeros else disputed
     if _depends_on_order(problem, model, arguments[0], (baseline, oracle), known):
         of_place = of_order

@@ -140,7 +140,7 @@ at::Tensor channels_last(const at::Tensor& tensor) {
 def _has_channels_last(plan: Plan) -> bool:
     steps = [step for call in plan.calls for step in call.steps]
     is_argument = any(arg.endswith(".channels_last") for step in steps for arg in step.args)
-    return is_argument or any(step.layout for step in steps)
+    return is_argument or any(step.layout == "channels_last" for step in steps)
 
 
 def _cpp_number(argument: Argument) -> str:
@@ -236,20 +236,25 @@ def _body(plan: Plan, is_gpu: bool) -> list[str]:
         lines.append("void* stream = c10::cuda::getCurrentCUDAStream().stream();")
     numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
     named = tensor_names(plan)
-    lines += [_step(step, named, numbers, plan.dense, is_gpu) for step in plan.steps]
+    lines += [line for step in plan.steps for line in _step(step, plan, named, numbers, is_gpu)]
     names = ", ".join(output.name for output in plan.outputs)
     is_tuple = len(plan.outputs) > 1
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 
 
-def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_gpu: bool) -> str:
+def _step(step: Step, plan: Plan, tensors: set[str], numbers: set[str], is_gpu: bool) -> list[str]:
     if step.gives:
-        made = f"at::{step.function}({', '.join(as_cpp(a) for a in step.args)})"
+        lines = []
+        made = f"at::{step.function}({', '.join(as_cpp(a, step.function) for a in step.args)})"
+        if step.gives in plan.together:
+            name = plan.together[step.gives]
+            lines = [f"const auto {name} = {made};"] if plan.is_first_of(step) else []
+            made = name
         made = made if step.pick is None else f"std::get<{step.pick}>({made})"
-        return f"const at::Tensor {step.gives} = {given(step, made, dense, '')};"
+        return [*lines, f"const at::Tensor {step.gives} = {given(step, made, plan.dense, '')};"]
     if step.kind == "aten":
         words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-        return f"at::{step.function}_out({', '.join([str(step.out), *words])});"
+        return [f"at::{step.function}_out({', '.join([str(step.out), *words])});"]
     words = []
     for argument in step.args:
         if argument == "null":
@@ -261,7 +266,7 @@ def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_
         else:
             words.append(f"int64_t({to_cpp(Expression.parse(argument))})")
     words += ["stream"] if is_gpu else []
-    return f'finished("{step.function}", {step.function}({", ".join(words)}));'
+    return [f'finished("{step.function}", {step.function}({", ".join(words)}));']
 
 
 # ---- as Python, for an exported file whose kernels are Triton's -------------------------------

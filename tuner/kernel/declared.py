@@ -104,7 +104,7 @@ class StepHead(_Strict):
     out: str | None = None
     gives: str | None = None
     pick: int | None = None
-    layout: Literal["channels_last"] | None = None
+    layout: Literal["channels_last", "bytes"] | None = None
     when: str | None = None
 
 

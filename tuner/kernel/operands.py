@@ -2,13 +2,15 @@
 
 They are written as in Python: `x`, `weight.t`, `x.channels_last` (the same, in that order of
 memory), `x.channels_first` (of an image whose channels are the last dimension, a view in which
-they are the second), `null`, `0.5`, `True`, `[1, 2]`, `[x, y]`, and `scale=0.5` for what PyTorch
-takes by its name alone.
+they are the second), `x.truths` (bytes as truths), `x.int64` (in another dtype), `x + 1.0`,
+`null`, `0.5`, `True`, `'floor'`, `[1, 2]`, `[0.5, 2.0]`, `[x, y]`, `[null, x]` (what indexes each
+dimension), and `scale=0.5` for what PyTorch takes by its name alone.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["as_cpp", "as_python", "channels_last", "names_in", "problem_with"]
+
+# Functions whose list has an index, or nothing, for each dimension.
+_INDEXING = {"index", "index_put"}
+_DTYPES = {
+    "float32": "at::kFloat",
+    "float64": "at::kDouble",
+    "float16": "at::kHalf",
+    "bfloat16": "at::kBFloat16",
+    "int64": "at::kLong",
+}
 
 
 def names_in(text: str) -> set[str]:
@@ -43,11 +55,15 @@ def as_python(text: str) -> str:
     return f"{keyword}={written}" if keyword else written
 
 
-def as_cpp(text: str) -> str:
-    """Write an argument as C++; one with a keyword has to stand in its place."""
+def as_cpp(text: str, function: str = "") -> str:
+    """Write an argument of a function as C++; one with a keyword has to stand in its place."""
     words = {"None": "std::nullopt", "True": "true", "False": "false"}
     infinity = "std::numeric_limits<double>::infinity()"
-    return _written(_parsed(text)[1], words, "{", infinity)
+    tree = _parsed(text)[1]
+    if isinstance(tree, ast.List) and function in _INDEXING:
+        inside = ", ".join(_written(item, words, "{", infinity) for item in tree.elts)
+        return f"c10::List<std::optional<at::Tensor>>{{{inside}}}"
+    return _written(tree, words, "{", infinity)
 
 
 def channels_last(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,6 +96,14 @@ def _written(tree: ast.expr, words: Mapping[str, str], bracket: str, infinity: s
             return f"channels_last({name})"
         case ast.Attribute(value=ast.Name(id=name), attr="channels_first"):
             return f"{name}.movedim(-1, 1)"
+        case ast.Attribute(value=ast.Name(id=name), attr="truths"):
+            return f"{name}.view({'torch.bool' if bracket == '[' else 'at::kBool'})"
+        case ast.Attribute(value=ast.Name(id=name), attr=dtype) if dtype in _DTYPES:
+            return f"{name}.to({f'torch.{dtype}' if bracket == '[' else _DTYPES[dtype]})"
+        case ast.Constant(value=str(text)):
+            return json.dumps(text)
+        case ast.BinOp(left=ast.Name(id=name), op=ast.Add(), right=number):
+            return f"{name}.add({_written(number, words, bracket, infinity)})"
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return f"-{_written(operand, words, bracket, infinity)}"
         case ast.Constant(value=bool() | None as value):
@@ -93,6 +117,8 @@ def _written(tree: ast.expr, words: Mapping[str, str], bracket: str, infinity: s
             values = [item.value for item in items if isinstance(item, ast.Constant)]
             if values and all(isinstance(value, bool) for value in values):
                 return f"std::array<bool, {len(items)}>{{{{{inside}}}}}"
+            if values and all(isinstance(value, float) for value in values):
+                return f"at::ArrayRef<double>{{{inside}}}"
             kind = "TensorList" if names_in(ast.unparse(tree)) else "IntArrayRef"
             return f"at::{kind}{{{inside}}}"
     raise ValueError(ast.unparse(tree))

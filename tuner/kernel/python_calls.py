@@ -44,13 +44,14 @@ def call_lines(plan: Plan, language: Language | None = None) -> list[str]:
     names = ", ".join(output.name for output in plan.outputs)
     if language is None:
         lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
-        return [*lines, *(f"    {_step(step, plan)}" for step in plan.steps), f"return {names}"]
+        steps = [f"    {line}" for step in plan.steps for line in _step(step, plan)]
+        return [*lines, *steps, f"return {names}"]
     # As PyTorch's schema does: an int is a float, but no float is an int.
     numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
     lines += [f"{a.name} = {numbers[a.name]}({a.name})" for a in plan.arguments if a.shape is None]
     lines += ["num_threads = torch.get_num_threads()", f"with _on({device}):"]
     lines += ["    stream = _stream()"] if _has_stream(language) else []
-    lines += [f"    {_step(step, plan, language)}" for step in plan.steps]
+    lines += [f"    {line}" for step in plan.steps for line in _step(step, plan, language)]
     return [*lines, f"return ({names},)"]
 
 
@@ -58,30 +59,37 @@ def _has_stream(language: Language) -> bool:
     return language != "triton" and platform_of(language).is_gpu
 
 
-def _step(step: Step, plan: Plan, language: Language = "triton") -> str:
+def _step(step: Step, plan: Plan, language: Language = "triton") -> list[str]:
     if step.gives:
         words = [as_python(a) for a in step.args]
         call = f"torch.ops.aten.{step.function}({', '.join(words)})"
+        lines = []
+        if step.gives in plan.together:
+            name = plan.together[step.gives]
+            lines = [f"{name} = {call}"] if plan.is_first_of(step) else []
+            call = name
         call += "" if step.pick is None else f"[{step.pick}]"
-        return f"{step.gives} = {given(step, call, plan.dense, '_')}"
+        return [*lines, f"{step.gives} = {given(step, call, plan.dense, '_')}"]
     if step.kind == "aten":
         words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-        return f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"
+        return [f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"]
     if language == "triton":
         words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
-        return f"{step.function}({', '.join(words)})"
+        return [f"{step.function}({', '.join(words)})"]
     kinds = dict.fromkeys(tensor_names(plan), "_pointer")
     kinds |= {a.name: "_double" for a in plan.arguments if a.dtype == "float"}
     words = ["None" if a == "null" else f"{kinds.get(a, '_integer')}({a})" for a in step.args]
     words += ["stream"] if _has_stream(language) else []
-    return f'_finished("{step.function}", {step.function}({", ".join(words)}))'
+    return [f'_finished("{step.function}", {step.function}({", ".join(words)}))']
 
 
 def given(step: Step, made: str, dense: set[str], prefix: str) -> str:
     """Write what a step gives as functions read it; the same in C++, without the prefix."""
+    if step.layout == "bytes":
+        made += ".view(torch.uint8)" if prefix else ".view(at::kByte)"
     if step.gives in dense:
         return f"{prefix}dense({made})"
-    return made if step.layout is None else f"channels_last({made})"
+    return f"channels_last({made})" if step.layout == "channels_last" else made
 
 
 def tensor_names(plan: Plan) -> set[str]:

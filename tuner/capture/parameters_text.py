@@ -1,0 +1,58 @@
+"""The parameters of a `ModelNew`'s forward: those that a call was captured with, and all others.
+
+What a call leaves out of them, or gives besides, the reference's own forward takes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+__all__ = ["parameters_of"]
+
+
+def parameters_of(reference: str, names: Sequence[str]) -> tuple[str, str]:
+    """Return the parameters as they are declared, and what forward asks of them before all else.
+
+    Args:
+        reference: the text of the module's file. Where it does not write `Model.forward` itself,
+            as the file of a live module, there are no others.
+        names: what a call was captured with, in order.
+    """
+    arguments = _declared_in(reference)
+    if arguments is None:
+        return ", ".join(names), ""
+    given = [a.arg for a in (*arguments.posonlyargs, *arguments.args)][1:]
+    defaults = given[len(given) - len(arguments.defaults) :] if arguments.defaults else []
+    optional = [name for name in names if name in defaults]
+    has_more = len(given) > len(names) or arguments.kwonlyargs or arguments.kwarg
+    if not optional and not has_more:
+        return ", ".join(names), ""
+    declared = [f"{name}={_ABSENT}" if name in optional else name for name in names]
+    fixed = [name for name in names if name not in optional]
+    named = "".join(f"({name!r}, {name}), " for name in optional)
+    listed = "".join(f"{name}, " for name in names)
+    lines = [f"fused_given = {{n: x for n, x in ({named}) if x is not {_ABSENT}}}"]
+    asked = ["fused_more", "fused_named", f"len(fused_given) < {len(optional)}"]
+    lines += [
+        f"if {' or '.join(asked)}:  # other arguments than those of the captured call",
+        "    if fused_more:",
+        f"        return super().forward({listed}*fused_more, **fused_named)",
+        f"    return super().forward({''.join(f'{n}, ' for n in fixed)}"
+        "**fused_given, **fused_named)",
+    ]
+    text = "".join(f"        {line}\n" for line in lines)
+    return ", ".join([*declared, "*fused_more", "**fused_named"]), text
+
+
+_ABSENT = "Ellipsis"  # a constant of Python's that no forward is given
+
+
+def _declared_in(reference: str) -> ast.arguments | None:
+    """Return what `Model.forward` declares in a file's text."""
+    for node in ast.parse(reference).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Model":
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == "forward":
+                    return part.args
+    return None
