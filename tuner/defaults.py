@@ -14,6 +14,7 @@ from tuner.evaluate.verifier import Verifier
 from tuner.kernel.builder import Builder
 from tuner.observing import Recorder
 from tuner.planning import Planned
+from tuner.ranking import are_of_gradients
 from tuner.trial import Check, Params, Status
 
 __all__ = ["check_defaults"]
@@ -31,7 +32,8 @@ def check_defaults(
     """Put the default configurations to every probe, until one is accepted.
 
     What all candidates have in common, the module around the kernel and its gradients, would
-    else be found to be wrong after the search.
+    else be found to be wrong after the search. Where it is gradients that can be PyTorch's own
+    instead, the files will have these.
 
     Raises:
         NothingCorrectError: all of them are rejected, and by the same probe.
@@ -57,7 +59,9 @@ def check_defaults(
         observer.on_stage(f"  rejected: {check.reason}")
     alike = {re.sub(r"[\d.e+-]+", "", check.reason) for check in rejected}
     is_all = len(rejected) >= min(MAX_FIRST_CHECKS, planned.space.num_feasible)
-    if is_all and len(alike) == 1:
+    if planned.with_pytorchs_steps is not None and are_of_gradients(rejected):
+        observer.on_stage("  it is steps of training alone: the search is of the forward")
+    elif is_all and len(alike) == 1:
         raise NothingCorrectError(
             f"rejected before the search: {rejected[0].reason}\n"
             f"  {len(rejected)} configurations were tried, and all fail alike\n"

@@ -9,8 +9,9 @@ The first lines alone change; the code that was checked is the code that is kept
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +29,7 @@ from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
 from tuner.export.several import Dispatch
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.doctor import tuner_version
+from tuner.observing import Observer, Progress
 from tuner.planning import Planned
 from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors, write_whole
@@ -38,6 +40,7 @@ __all__ = [
     "text_maker", "ways_of",
 ]  # fmt: skip
 
+HEARTBEAT_S = 2.0  # between two signs of life while a compiler works
 COMPILE_TIMEOUT_S = 600.0
 EFFORTS = {
     "quick": "  effort: quick: few candidates were tried, the race was short",
@@ -179,6 +182,17 @@ class ExportCompiler:
         if this not in self._compiled:
             self._compiled[this] = self._pool.submit(self._compile, path)
         return self._compiled[this]
+
+    def finish(self, file: ExportFile, observer: Observer, usual_s: float) -> None:
+        """Wait until the file is compiled, which takes so long as a rule, and say so meanwhile."""
+        if (compiled := self.submit(file)).done():
+            return
+        observer.on_stage(f"compiling {file.unverified_path.name}")
+        start_s = time.monotonic()
+        while not wait([compiled], HEARTBEAT_S).done:
+            spent_s = time.monotonic() - start_s
+            left_s = max(0.0, usual_s - spent_s)
+            observer.on_progress(Progress("compiling", round(spent_s), None, left_s))
 
     def _compile(self, path: str) -> None:
         with new_worker(self._device, name="compile", env=QUIET) as worker:

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.by_batch import without_steps_in
-from tuner.capture.step_text import without_steps
 from tuner.evaluate.job_spec import JobSpec
 from tuner.exporting import ExportFile, export_of, fallback_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer
 from tuner.planning import Planned
+from tuner.ranking import are_of_gradients
 from tuner.run import Run
 from tuner.together import Tuned, can_leave_steps, file_of
 from tuner.trial import Finalist, Trial
+from tuner.wording import one_line
 
 __all__ = ["Instead"]
 
@@ -55,13 +56,29 @@ class Instead:
             note = f"{note}; PyTorch's own modules were rejected: {exported.check.reason}"
         return exported, [note]
 
+    def with_pytorchs_steps(self, rejected: Sequence[Finalist]) -> Planned | None:
+        """Return the plan whose files leave steps of training to the reference.
+
+        None where they do already, or where not all were rejected for their gradients.
+        """
+        planned = self.planned.with_pytorchs_steps
+        if planned is None or not are_of_gradients([entry.check for entry in rejected]):
+            return None
+        self.observer.on_stage(f"{self.words_of(rejected[0])}: files with PyTorch's own are next")
+        return planned
+
+    @staticmethod
+    def words_of(rejected: Finalist) -> str:
+        """Say why steps of training are PyTorch's."""
+        return (
+            f"steps of training of our own were rejected ({one_line(rejected.check.reason, 200)})"
+        )
+
     def without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
         """Export the winner with steps of training that are the reference's, which are faster."""
-        family = self.planned.family
-        text = without_steps(family.model_new)
-        if text == family.model_new or slower.step is None:  # no kernels that were generated
+        planned = self.planned.with_pytorchs_steps
+        if planned is None or slower.step is None:  # no kernels that were generated
             return slower, []
-        planned = replace(self.planned, family=replace(family, model_new=text))
         by_batch = slower.by_batch and without_steps_in(slower.by_batch)
         path, run_path = self.run.export_path, self.run.path
         file = export_of(planned, self.toolchain, trial, path, run_path, by_batch)

@@ -18,6 +18,7 @@ import numpy as np
 from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline, outline_of
+from tuner.capture.step_text import without_steps
 from tuner.config.names import check_names, unknown_values
 from tuner.config.run_config import RunConfig
 from tuner.errors import (
@@ -130,6 +131,14 @@ class Planned:
             return self
         defaults = _nearest_defaults(space, self.family, known)
         return replace(self, facts=known, space=space, defaults=defaults)
+
+    @property
+    def with_pytorchs_steps(self) -> Planned | None:
+        """The plan whose files leave steps of training to the reference; None where they do."""
+        text = without_steps(self.family.model_new)
+        if text == self.family.model_new:
+            return None
+        return replace(self, family=replace(self.family, model_new=text))
 
     def find_toolchain(self) -> Toolchain:
         """Find the compilers that the templates need."""

@@ -16,7 +16,8 @@ from tuner.trial import Check, Finalist, Trial
 from tuner.wording import one_line
 
 __all__ = [
-    "blamed", "despite_kills", "ranked_trials", "remarks_on", "structure", "why_nothing_correct",
+    "are_of_gradients", "blamed", "despite_kills", "ranked_trials", "remarks_on", "structure",
+    "why_nothing_correct",
 ]  # fmt: skip
 
 KILLED = describe_exit(-signal.SIGKILL)
@@ -63,6 +64,11 @@ def structure(trial: Trial) -> str:
     """Return what a candidate is, beside its sizes: the template and all that is a word."""
     words = {k: v for k, v in trial.params.items() if isinstance(v, str)}
     return json.dumps(words, sort_keys=True)
+
+
+def are_of_gradients(rejected: Sequence[Check]) -> bool:
+    """Whether checks, one at least, were rejected for what a step of training alone computes."""
+    return bool(rejected) and all(": gradient of " in check.reason for check in rejected)
 
 
 def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:

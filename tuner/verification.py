@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -42,7 +42,6 @@ MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all pr
 NUM_SPARES = 2  # files that are compiled before one of those that are checked is rejected
 SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
 NOWHERE: Mapping[str, JobSpec] = {}
-HEARTBEAT_S = 2.0  # between two signs of life while a compiler works
 
 
 @dataclass(slots=True)
@@ -91,10 +90,15 @@ class Verification:
         entries: dict[int, Finalist] = {}
         believed: dict[int, list[list[float]]] = {}
         Racer(self.planned.spec).get_ready([self._file(t).contender for t in ranked[:1]])
+        rejected: list[Finalist] = []
         while not believed:
             chosen = self._checked(ranked, entries)
             if not chosen:
-                return None, list(entries.values())
+                rejected += entries.values()
+                if not self._leaves_steps(rejected):
+                    return None, rejected
+                entries = {}
+                continue
             self._raced(chosen, entries)
             believed = {
                 n: rounds_of(entries[n].samples_us)
@@ -105,7 +109,8 @@ class Verification:
         most = max(len(rounds) for rounds in believed.values())
         ties = tie_set({n: rounds for n, rounds in believed.items() if len(rounds) == most})
         winner = ties[0]
-        exported, notes = entries[winner], list(self.schedule.reductions)
+        notes = [*self.schedule.reductions, *map(self.instead.words_of, rejected[:1])]
+        exported = entries[winner]
         is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
         together = None
         if self.beside:
@@ -200,7 +205,13 @@ class Verification:
         """Compile a trial's file while the search goes on."""
         self.compiler.submit(self._file(trial))
 
-    # ---- checks -------------------------------------------------------------------------------
+    def _leaves_steps(self, rejected: Sequence[Finalist]) -> bool:
+        """Go on with PyTorch's steps of training where those of each file are what is rejected."""
+        if (planned := self.instead.with_pytorchs_steps(rejected)) is None:
+            return False
+        self.planned, self.instead = planned, replace(self.instead, planned=planned)
+        self.files, self.ahead, self.spares = {}, {}, []
+        return True
 
     def _file(self, trial: Trial) -> ExportFile:
         """Return a trial's file, rendered once."""
@@ -272,9 +283,7 @@ class Verification:
                 self.batching.kept(file).write()
             self.observer.on_finalist(known[-1])
             return known[-1]
-        if not (compiled := self.compiler.submit(file)).done():
-            self.observer.on_stage(f"compiling {file.unverified_path.name}")
-            self._wait(compiled)
+        self.compiler.finish(file, self.observer, self.schedule.costs.compile_s)
         ahead = self.ahead.pop(file.trial, None)
         file = self.batching.kept(file) if ahead is None else file
         self.observer.on_stage(f"checking {file.unverified_path.name} on every probe")
@@ -304,13 +313,6 @@ class Verification:
         # Strictly: it is a drop-in, too.
         return despite_kills(lambda: self.verifier.check(file.contender, on_probe)).strictly()
 
-    def _wait(self, compiled: Future[None]) -> None:
-        start_s = time.monotonic()
-        while not wait([compiled], HEARTBEAT_S).done:
-            spent_s = time.monotonic() - start_s
-            left_s = max(0.0, self.schedule.costs.compile_s - spent_s)
-            self.observer.on_progress(Progress("compiling", round(spent_s), None, left_s))
-
     def _is_late(self, num_accepted: int) -> bool:
         """Whether there is no time for one more check and the race behind it."""
         if self.deadline_s is None:
@@ -323,8 +325,6 @@ class Verification:
     def _reduce(self, what: str) -> None:
         self.schedule = replace(self.schedule, reductions=(*self.schedule.reductions, what))
         self.observer.on_stage(what)
-
-    # ---- races --------------------------------------------------------------------------------
 
     def _raced(self, chosen: list[int], entries: dict[int, Finalist]) -> None:
         """Race files that were accepted; who crashes or hangs is out, and the others start again.

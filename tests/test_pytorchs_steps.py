@@ -1,0 +1,75 @@
+"""Where what is wrong is a step of training alone, the files have PyTorch's own, and are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from command_line import tune
+
+from tuner.config.run_config import load_config
+from tuner.deriving import derive_config
+from tuner.evaluate.modules import module_of
+from tuner.kernel.family import load_family
+from tuner.ranking import are_of_gradients
+from tuner.run import open_run
+from tuner.trial import Check
+
+GATE = """
+import torch, torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(48, 64))  # no other number of rows
+
+    def forward(self, x):
+        return torch.sigmoid(x * self.w) * x
+
+def get_inputs():
+    return [torch.randn(48, 64)]
+
+def get_init_inputs():
+    return []
+"""
+BACKWARD = "    def backward(ctx, *grads):\n"
+DOUBLED = "        grads = [g if g is None else 2.0 * g for g in grads]\n"
+
+
+@pytest.mark.parametrize("effort", ["quick", "normal"])
+@pytest.mark.usefixtures("few")
+def test_a_wrong_step_costs_the_step_and_not_the_file(tmp_path, effort):
+    (tmp_path / "gate.py").write_text(GATE + f"# {effort}\n")  # a folder of its own
+    (tmp_path / "config.yaml").write_text("problem: {module: gate.py}\n")
+    config = derive_config(tmp_path / "config.yaml")
+    problem = load_config(config).problem
+    file = load_family(problem.op, problem.templates).model_file
+    text = file.read_text()
+    assert text.count(BACKWARD) == 1
+    file.write_text(text.replace(BACKWARD, BACKWARD + DOUBLED))
+    said = tune(*("--config", config, "--effort", effort, "--trials", 2, "--force"), cwd=tmp_path)
+    assert said.code == 0, said.out + said.err
+    run = open_run(next((tmp_path / "runs").iterdir()))
+    rejected = [e for e in run.checks() if not e.check.is_accepted]
+    assert rejected and are_of_gradients([entry.check for entry in rejected])
+    result = run.result()
+    assert result is not None
+    [winner] = [f for f in result.finalists if f.trial == result.winner]
+    assert winner.check.is_accepted  # it may be slower than PyTorch, which is then exported
+    [note] = [n for n in result.notes if "steps of training of our own were rejected" in n]
+    assert ": gradient of " in note
+    assert note.partition(" (")[0] in (run.path / "report.html").read_text()
+    log = (run.path / "log.txt").read_text()
+    assert ("it is steps of training alone" in log) == (effort == "normal")
+    exported = module_of((run.path / f"export/trial_{result.winner}.py").read_text())
+    model, x = exported["ModelNew"](), torch.randn(48, 64, requires_grad=True)
+    model(x).sum().backward()
+    reference, same = exported["Model"](), x.detach().requires_grad_()
+    reference(same).sum().backward()
+    assert torch.allclose(x.grad, same.grad) and torch.allclose(model.w.grad, reference.w.grad)
+
+
+def test_other_rejections_are_none_of_a_step():
+    forward = Check(False, "", "as given: output of call 1[0]: got 1, expected 2", ())
+    backward = Check(False, "", "gradients: gradient of w[0]: got 1, expected 2", ())
+    assert are_of_gradients([backward, backward])
+    assert not are_of_gradients([backward, forward]) and not are_of_gradients([])
