@@ -275,11 +275,39 @@ def _opened_of(_known: tuple[str, ...]) -> dict[Any, Any]:
         if name.endswith(_OPENED_ENDS) and isinstance(operator, torch._ops.OpOverload):
             opened.setdefault(operator, function)
     opened[torch.ops.aten._native_batch_norm_legit_no_training.default] = _normalized
+    for operator in [each for each in opened if _gives_statistics(each)]:
+        opened[operator] = _with_exact_statistics(opened[operator])
     for name in _KEPT.split():
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             opened.pop(getattr(packet, overload), None)
     return opened
+
+
+def _gives_statistics(operator: torch._ops.OpOverload) -> bool:
+    """Whether it normalises, and returns the statistics that its backward reads as well."""
+    name, _, overload = str(operator).removeprefix("aten.").partition(".")
+    is_norm = name.endswith(("_norm", "_norm_legit", "_norm_legit_functional"))
+    return is_norm and overload != "out" and len(operator._schema.returns) >= 3
+
+
+def _with_exact_statistics(opened: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a normalisation of halves keep its mean and 1 / standard deviation in float32.
+
+    PyTorch keeps them as halves on a CPU, which is where files are traced, and not on a GPU. Its
+    own gradients stand that: what they subtract the mean from are halves as well, so that equal
+    numbers still leave zero. Kernels of ours have not rounded them.
+    """
+    import torch
+
+    @functools.wraps(opened)
+    def run(x: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+        if x.dtype not in (torch.bfloat16, torch.float16):
+            return tuple(opened(x, *rest))
+        y, *statistics = opened(x.float(), *rest)
+        return (y.to(x.dtype), *statistics)
+
+    return run
 
 
 def _normalized(
