@@ -19,6 +19,7 @@ from tuner.check import crossing, lending
 from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
+from tuner.evaluate.asking import Fewer
 from tuner.evaluate.judging import Judge
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.pair import Pair
@@ -160,7 +161,7 @@ def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
     judge._weights_bytes = most_bytes
     producer = Producer("cpu", "float32", about["init_inputs"], file=str(same))
     pair = Pair(
-        Here(judge), Here(producer), turns_of("cpu"), about["num_rows"], {}, most_s=60.0,
+        Here(judge), Here(producer), turns_of("cpu"), Fewer(about["num_rows"]), most_s=60.0,
         is_gpu=False,
     )  # fmt: skip
     modes, traits = (
