@@ -76,10 +76,11 @@ class Instead:
 
     def without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
         """Export the winner with steps of training that are the reference's, which are faster."""
-        planned = self.planned.with_pytorchs_steps
-        if planned is None or slower.step is None:  # no kernels that were generated
-            return slower, []
+        planned = self.planned.with_pytorchs_steps or self.planned
         by_batch = slower.by_batch and without_steps_in(slower.by_batch)
+        is_same = planned is self.planned and by_batch == slower.by_batch  # it has no such choice
+        if slower.step is None or is_same:
+            return slower, []
         path, run_path = self.run.export_path, self.run.path
         file = export_of(planned, self.toolchain, trial, path, run_path, by_batch)
         what = f"its steps of training were slower than PyTorch's, {slower.step.speedup:.2f}x"

@@ -213,7 +213,7 @@ class BatchTimes:
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
             num_kernels = len(self._kernels.get(way, (0,)))
-            known: list[InTurns] = []  # of fewer rows than the tuned size
+            known: list[InTurns] = []  # of fewer rows than the tuned size, and steps of it
             left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
             unspent_s -= left_s
             for rows in batches_of(tuned_rows, tuned):
@@ -231,8 +231,8 @@ class BatchTimes:
                     if rows >= tuned_rows:  # memory; for more rows there is less
                         break
                     continue
-                if rows < tuned_rows:
-                    known += new
+                if rows < tuned_rows or (way == "step" and rows == tuned_rows):
+                    known += new  # a race decides about calls at the tuned size, not about steps
                 else:
                     found += [at for turns in new for at in turns.all_found]
                 left_s -= time.perf_counter() - begun_s
