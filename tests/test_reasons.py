@@ -36,6 +36,12 @@ def contender() -> Contender:
     return Contender.of_file(MODULE, is_deterministic=True)
 
 
+def checked(reference: Path, file: Path) -> Check:
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    with Verifier(task, seed=3) as verifier:
+        return verifier.check(Contender.of_file(file, is_deterministic=True))
+
+
 def end(worker: Worker) -> None:
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
@@ -171,9 +177,7 @@ def test_what_the_judge_has_no_memory_for_is_asked_with_fewer_rows(tmp_path):
     of_no_memory = "            torch.empty(2**60, dtype=torch.int8)\n"
     text = HUNGRY.replace("class Model(", "class ModelNew(")
     sated.write_text(text.replace(of_no_memory, "            pass\n"))
-    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    with Verifier(task, seed=3) as verifier:
-        check = verifier.check(Contender.of_file(sated, is_deterministic=True))
+    check = checked(reference, sated)
     assert check.is_accepted, check.reason
     [note] = [note for note in check.notes if "memory ran out" in note]
     assert "asked again with fewer rows: " in note and "whole tiles, many (" in note
@@ -231,9 +235,7 @@ def test_a_check_goes_on_where_memory_runs_out_for_long_histories(tmp_path):
     reference, own = tmp_path / "reference.py", tmp_path / "own.py"
     reference.write_text(SQUARE)
     own.write_text(SQUARE.replace("class Model(", "class ModelNew(").replace("> 6", "> 60"))
-    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    with Verifier(task, seed=3) as verifier:
-        check = verifier.check(Contender.of_file(own, is_deterministic=True))
+    check = checked(reference, own)
     assert check.is_accepted, check.reason
     [note] = [note for note in check.notes if "memory ran out" in note]
     assert "asked again with fewer calls: " in note and "a life, training (" in note
@@ -245,7 +247,5 @@ def test_what_has_no_batch_is_asked_with_all_kinds_of_numbers(tmp_path, fault):
     reference.write_text(SQUARE.replace("24", "240").replace("> 6", "> 60"))
     text = reference.read_text().replace("class Model(", "class ModelNew(")
     wrong.write_text(text.replace("return torch", f"return bool({fault}) + torch"))
-    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    with Verifier(task, seed=3) as verifier:
-        check = verifier.check(Contender.of_file(wrong, is_deterministic=True))
+    check = checked(reference, wrong)
     assert not check.is_accepted and "output of call" in check.reason

@@ -17,7 +17,7 @@ from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.ranking import are_of_gradients
 from tuner.run import Run
-from tuner.together import Tuned, can_leave_steps, file_of
+from tuner.together import Tuned, file_of
 from tuner.trial import Finalist, Trial
 from tuner.wording import one_line
 
@@ -116,7 +116,7 @@ class Instead:
             if lost:
                 why = f"slower than PyTorch at {', '.join(lost)}, which are PyTorch's then"
                 tuned = [replace(o, trial=None) if o.words in lost else o for o in tuned]
-            elif steps and takes_steps and can_leave_steps(tuned):
+            elif steps and takes_steps and tuned[-1].planned.with_pytorchs_steps:
                 why = f"steps of training are slower at {', '.join(steps)}, all are PyTorch's then"
                 has_steps = False
             else:

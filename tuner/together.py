@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, with_rows
-from tuner.capture.step_text import without_steps
 from tuner.choosing import Kernels
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.job_spec import JobSpec
@@ -22,7 +21,7 @@ from tuner.planning import Planned
 from tuner.schedule import Schedule
 from tuner.trial import Candidate, Check, Finalist, Trial, content_key
 
-__all__ = ["Tuned", "can_leave_steps", "file_of", "raced_at", "require_rows", "rows_size"]
+__all__ = ["Tuned", "file_of", "raced_at", "require_rows", "rows_size"]
 
 NAME = "several_sizes"  # of the file until it is accepted
 
@@ -120,8 +119,8 @@ def file_of(
         has_steps: whether it takes steps of training by kernels where these have any.
     """
     planned = tuned[-1].planned
-    model_new = planned.family.model_new
-    model_new = model_new if has_steps else without_steps(model_new)
+    stepping = planned if has_steps else planned.with_pytorchs_steps or planned
+    model_new = stepping.family.model_new
     found = [each.candidate for each in tuned]
     by_key = {each.key: each for each in found if each is not None}
     places = {key: place for place, key in enumerate(by_key)}
@@ -169,12 +168,6 @@ def file_of(
         compiled_as=content_key(*by_key, glue),
         kernels=kernels,
     )  # fmt: skip
-
-
-def can_leave_steps(tuned: Sequence[Tuned]) -> bool:
-    """Whether there is a file of these sizes that leaves steps of training to the reference."""
-    model_new = tuned[-1].planned.family.model_new
-    return without_steps(model_new) != model_new
 
 
 def raced_at(

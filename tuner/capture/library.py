@@ -135,9 +135,7 @@ def call_of(graph: Graph, node: Node) -> Call:
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)
-    if (
-        node.op not in _OF_BYTES
-    ):  # truths are bytes, which PyTorch's operations may not take for them
+    if node.op not in _OF_BYTES:  # truths are bytes, which PyTorch may not take for them
         truths = [value.name for value in values if value.dtype == "bool"]
         args = tuple(_with_each(arg, truths, ".truths") for arg in args)
     for value in values:  # which are zeros in memory
