@@ -27,6 +27,7 @@ def convolution_is_fine(largest, lost, count):
     return (largest < 0x7F800000) & (lost.to(tl.int64) * 8 <= count)
 
 
+@launched
 @triton.jit
 def convolution_range_kernel(image, largest, count, PIECE: tl.constexpr, BLOCK: tl.constexpr):
     # Of |x| as whole numbers, which are in the same order; a NaN is the largest.
@@ -48,6 +49,7 @@ def convolution_halves(values, factor):
     return high, (values - high.to(tl.float32)).to(tl.float16), is_lost.to(tl.int32)
 
 
+@launched
 @triton.jit
 def convolution_image_kernel(
     image, high, low, largest, lost,
@@ -109,6 +111,7 @@ def convolution_places(at, num_y, num_x, CHANNELS: tl.constexpr):
     return at % CHANNELS, place // (num_y * num_x), place // num_x % num_y, place % num_x
 
 
+@launched
 @triton.jit
 def convolution_filters_kernel(
     filters, high, low, unit,
@@ -157,6 +160,7 @@ def convolution_filters_kernel(
             tl.store(unit + phase * tl.num_programs(0) + column, own)
 
 
+@launched
 @triton.jit
 def convolution_kernel(
     high, low, filters_high, filters_low, bias, out, largest, unit, given,

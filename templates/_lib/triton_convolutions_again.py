@@ -56,6 +56,7 @@ def convolution_exactly(
     return total
 
 
+@launched
 @triton.jit(do_not_specialize=["num_samples"])
 def convolution_repair_kernel(
     image, filters, bias, out, largest, lost, unit, given, num_samples,

@@ -73,6 +73,7 @@ def product_range(
     return largest, total, values
 
 
+@launched
 @triton.jit(do_not_specialize=["num_rows", "num_pieces"])
 def product_range_kernel(
     source, largest, totals, num_rows, num_columns, all_columns, piece_columns, num_pieces,
@@ -96,6 +97,7 @@ def product_range_kernel(
     tl.store(totals + place, total, mask=rows < num_rows)
 
 
+@launched
 @triton.jit(do_not_specialize=["num_rows", "num_pieces"])
 def product_split_kernel(
     source, high, low, unit, means, sums, odd, ranges, totals, counts,
@@ -170,6 +172,7 @@ def product_tell(is_fine, is_row, odd):
         tl.store(odd, 1)
 
 
+@launched
 @triton.jit(do_not_specialize=["all_rows", "num_rows", "num_pieces"])
 def product_units_kernel(
     unit, counts, odd, all_rows, num_rows, num_columns, all_columns, num_pieces,
@@ -206,7 +209,7 @@ def product_split(source, padded_columns, is_x, odd, loses_mean=True, cut=None):
     all_columns = None
     if cut:
         all_columns, num_columns = num_columns, cut
-        batches, batch_stride = triton.cdiv(all_columns, cut), cut * column_stride
+        batches, batch_stride = ceil_div(all_columns, cut), cut * column_stride
     device, all_rows = source.device, batches * num_rows
     made = torch.empty((all_rows, 2 * padded_columns), dtype=torch.float16, device=device)
     high = made[:, padded_columns:] if is_x else made[:, :padded_columns]
@@ -218,11 +221,11 @@ def product_split(source, padded_columns, is_x, odd, loses_mean=True, cut=None):
         rows = max(1, 2048 // columns)  # programs of short rows would take long to start
     else:  # what lies together is of several rows, which several programs read at a time
         rows, columns = 64, 64
-        pieces = max(1, PROGRAMS // (batches * triton.cdiv(num_rows, rows)))
-        piece = max(4, triton.cdiv(triton.cdiv(padded_columns, pieces), columns)) * columns
-        pieces = triton.cdiv(padded_columns, piece)
+        pieces = max(1, PROGRAMS // (batches * ceil_div(num_rows, rows)))
+        piece = max(4, ceil_div(ceil_div(padded_columns, pieces), columns)) * columns
+        pieces = ceil_div(padded_columns, piece)
     is_one_block = padded_columns <= columns
-    grid = (batches * pieces * triton.cdiv(num_rows, rows),)
+    grid = (batches * pieces * ceil_div(num_rows, rows),)
     strides = batch_stride, row_stride, column_stride
     # Rows in whole sixteens let a thread read several numbers at once, which lie together.
     is_even = column_stride != 1 and num_rows % 16 == 0
@@ -244,7 +247,7 @@ def product_split(source, padded_columns, is_x, odd, loses_mean=True, cut=None):
         MOST_PIECES=triton.next_power_of_2(pieces), **sizes,
     )
     if pieces > 1:
-        product_units_kernel[(triton.cdiv(all_rows, 256),)](
+        product_units_kernel[(ceil_div(all_rows, 256),)](
             unit, counts, odd, all_rows, num_rows, num_columns, all_columns, pieces, ROWS=256
         )
     return made, high, unit, beside

@@ -26,6 +26,7 @@ def planes_with_place(
     return tl.where(inside, tl.fma(value, tl.load(filters + PLACE), total), total)
 
 
+@launched
 @triton.jit
 def planes_kernel(
     image, filters, bias, out, given,
@@ -70,7 +71,7 @@ def convolution_of_planes(
     out = out.view(len(x), -1, *told[3])
     ahead = (1,) * (3 - own)
     made = ahead + told[3]
-    tiles = triton.cdiv(made[0] * made[1] * made[2], pixels)
+    tiles = ceil_div(made[0] * made[1] * made[2], pixels)
     programs = len(x) * out.shape[1] * tiles
     is_large = max(x.stride(1), out.stride(1), programs) >= 2**31 - 2**20  # 32 bits
     if is_large or filters.stride(0) > 64:  # whose places are not written out

@@ -20,6 +20,7 @@ def product_scaled(values, one, other):
     return values * tl.minimum(one, other) * tl.maximum(one, other)
 
 
+@launched
 @triton.jit(do_not_specialize=["num_rows", "num_pieces"])
 def product_join_kernel(
     small, main, x_unit, x_mean, weight_unit, weight_sum, bias, out, num_rows, num_columns,
@@ -45,6 +46,7 @@ def product_join_kernel(
     tl.store(out + place, total, mask=inside)
 
 
+@launched
 @triton.jit(do_not_specialize=["num_rows"])
 def product_repair_kernel(
     x, weight, bias, x_unit, weight_unit, odd, out, num_rows, num_columns, depth, all_depth,
@@ -89,12 +91,12 @@ def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
     # weight are split. A program looks at many tiles, or at none where nothing is odd.
     x, weight = (t.view(-1, *t.shape[-2:]) for t in (x, weight))
     num_rows, num_columns, depth = x.shape[1], weight.shape[1], x.shape[2]
-    batches = triton.cdiv(depth, cut) if cut else max(len(x), len(weight))
+    batches = ceil_div(depth, cut) if cut else max(len(x), len(weight))
     apart = [
         (cut * t.stride(2) if cut else t.stride(0), t.shape[1]) if cut or len(t) > 1 else (0, 0)
         for t in (x, weight)
     ]
-    tiles = batches * triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32)
+    tiles = batches * ceil_div(num_rows, 32) * ceil_div(num_columns, 32)
     product_repair_kernel[(min(tiles, PROGRAMS),)](
         x, weight, bias, x_unit, weight_unit, odd, out, num_rows, num_columns, cut or depth,
         depth if cut else None, tiles,
@@ -117,12 +119,16 @@ def product_operands(x, weight, out, num_rows, num_columns, depth, x_turned, wei
     # As matrices, or as batches of these, where there are several. What is turned lies the other
     # way in memory: x as [depth, num_rows], weight as [depth, num_columns].
     def matrices(given, rows, is_turned):
+        if not is_turned and given.shape == (rows, depth):
+            return given
         found = given.reshape(-1, depth, rows).mT if is_turned else given.reshape(-1, rows, depth)
         return found[0] if len(found) == 1 else found
 
-    out = out.view(-1, num_rows, num_columns)
     x = matrices(x, num_rows, x_turned)
-    return x, matrices(weight, num_columns, weight_turned), out[0] if len(out) == 1 else out
+    if out.shape != (num_rows, num_columns):
+        out = out.view(-1, num_rows, num_columns)
+        out = out[0] if len(out) == 1 else out
+    return x, matrices(weight, num_columns, weight_turned), out
 
 
 def product_of_halves(
@@ -136,8 +142,8 @@ def product_of_halves(
     if min(num_rows, num_columns) < 128 or sums_in_halves:  # below, splitting costs what it saves
         product_as_pytorch(x, weight, bias, out)
         return
-    num_pieces = max(4, triton.cdiv(depth, chunk))  # few pieces would be most of a short sum
-    piece = triton.cdiv(triton.cdiv(depth, num_pieces), 8) * 8  # float16 of 16 bytes
+    num_pieces = max(4, ceil_div(depth, chunk))  # few pieces would be most of a short sum
+    piece = ceil_div(ceil_div(depth, num_pieces), 8) * 8  # float16 of 16 bytes
     odd = torch.zeros(1, dtype=torch.int32, device=x.device)
     x_halves, x_high, x_unit, x_mean = product_split(x, num_pieces * piece, True, odd)
     halves, high, unit, sums = product_split(weight, num_pieces * piece, False, odd)
@@ -150,7 +156,7 @@ def product_of_halves(
         part = part.unflatten(1, (num_pieces, piece)).transpose(0, 1)
         main = torch.bmm(part, pieces, out_dtype=torch.float32)
         end = first + count
-        product_join_kernel[(triton.cdiv(count, 32) * triton.cdiv(num_columns, 128),)](
+        product_join_kernel[(ceil_div(count, 32) * ceil_div(num_columns, 128),)](
             small[first:end], main, x_unit[first:end], x_mean[first:end], unit, sums, bias,
             out[first:end], count, num_columns,
             num_pieces, ROWS=32, COLUMNS=128, num_warps=4,

@@ -73,8 +73,8 @@ def product_cut(num_tiles, depth):
     # How many numbers of a sum one product adds up; None if all of them.
     pieces = min(NUM_BLOCKS // num_tiles, depth // 1024)
     if depth > LONGEST:
-        pieces = max(pieces, triton.cdiv(2 * depth, LONGEST))
-    return triton.cdiv(triton.cdiv(depth, pieces), 64) * 64 if pieces > 1 else None
+        pieces = max(pieces, ceil_div(2 * depth, LONGEST))
+    return ceil_div(ceil_div(depth, pieces), 64) * 64 if pieces > 1 else None
 
 
 def product_by_wgmma(
@@ -94,9 +94,9 @@ def product_by_wgmma(
     converts = product_converts(x, weight, depth, x_turned, weight_turned)
     in_one_call = converts and not weight_turned
     of_tile = (num_columns, num_rows) if converts else (num_rows, num_columns)
-    tiles = triton.cdiv(of_tile[0], 128) * triton.cdiv(of_tile[1], {{ product_n }})
+    tiles = ceil_div(of_tile[0], 128) * ceil_div(of_tile[1], {{ product_n }})
     cut = product_cut(tiles, depth) if out.dim() == 2 and not in_one_call else None
-    pieces = triton.cdiv(depth, cut) if cut else 1
+    pieces = ceil_div(depth, cut) if cut else 1
     is_long = pieces * out.numel() > 2**28 if cut else depth > LONGEST
     if fewest < 128 or is_short or is_long:
         made = out if apart is None else torch.empty_like(out)
@@ -106,7 +106,7 @@ def product_by_wgmma(
         return
     if in_one_call:
         # Halves of x, units and means of its rows, and marks of the weight's rows.
-        numbers = num_rows * (triton.cdiv(depth, 16) * 16 + 2) + num_columns
+        numbers = num_rows * (ceil_div(depth, 16) * 16 + 2) + num_columns
         room = torch.empty(numbers, dtype=torch.float32, device=x.device)
         cuda_code(
             function + "_converted", x, weight, bias, out, room, *given,
@@ -114,7 +114,7 @@ def product_by_wgmma(
         )
         return
     # Rows of halves begin at multiples of 16 bytes; of 32, which Triton stores as fast as it can.
-    padded = cut or triton.cdiv(depth, 16) * 16
+    padded = cut or ceil_div(depth, 16) * 16
     odd = torch.zeros(1, dtype=torch.int32, device=x.device)
     # A weight's gradient is a sum over samples, and behind a normalisation those of large numbers
     # have small gradients: less the mean of others these would have its error, times those numbers.

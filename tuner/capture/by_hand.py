@@ -118,7 +118,8 @@ def _begin(text: str, function: str) -> int:
     """Return where a task's own text begins; functions stand in the order of their numbers."""
     if (at := text.find(f'extern "C" const char* {function}(')) >= 0:
         return at
-    return text.rfind("@triton.jit", 0, text.index(f"def {function}_"))
+    at = text.rfind("@triton.jit", 0, text.index(f"def {function}_"))
+    return at - len("@launched\n") if text.endswith("@launched\n", 0, at) else at
 
 
 def _about(graph: Graph, nest: Nest, module: Path) -> Iterator[str]:

@@ -18,6 +18,7 @@ __all__ = [
 
 PUT_MOMENTS_TOGETHER = """
 
+@launched
 @triton.jit
 def {function}_put_together_moments(
     partial, totals, num_rows, num_columns, pieces, factor,
@@ -139,6 +140,7 @@ def {function}_{fold}(one, one_at, other, other_at):
 """
 _FOLD = """
 
+@launched
 @triton.jit
 def {function}_put_together_{fold}(partial, totals, num_rows, pieces, NUMBER: tl.constexpr):
     program = tl.program_id(0)

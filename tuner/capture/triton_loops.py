@@ -84,7 +84,7 @@ class Writer:
     # ---- a program has rows of its own, or blocks of them -------------------------------------
 
     def _signature(self) -> Iterator[str]:
-        yield from ("", "", '@triton.jit(do_not_specialize=["num_rows"])')
+        yield from ("", "", "@launched", '@triton.jit(do_not_specialize=["num_rows"])')
         yield f"def {self.function}_kernel("
         yield f"    {', '.join(self.pointers)}, num_rows, num_columns,"
         more = ", IS_ONE_BLOCK: tl.constexpr" if self.folds else ""
@@ -248,8 +248,8 @@ class Writer:
     def _row_blocks(self, size: str) -> str:
         """Write how many blocks of so many rows there are."""
         if not self.outer_rows:
-            return f"triton.cdiv(rows, {size})"
-        return f"rows // {self.num_inner} * triton.cdiv({self.num_inner}, {size})"
+            return f"ceil_div(rows, {size})"
+        return f"rows // {self.num_inner} * ceil_div({self.num_inner}, {size})"
 
     def _at(self, name: str) -> str:
         """Return where a block of a value lies."""
@@ -371,13 +371,13 @@ class Writer:
     def _launch(self) -> Iterator[str]:
         yield from ("", "", f"def {self.function}({self.tensors}, rows, cols):")
         yield "    # A row that is shorter than the block is done by a block of its own length."
-        yield f"    block = min({self.blocks.columns}, triton.next_power_of_2(cols))"
+        yield f"    block = min({self.blocks.columns}, 1 << (cols - 1).bit_length())"
         yield "    if cols + block >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield f"    block_rows = {self.blocks.rows}"
         grid = self._row_blocks("block_rows")
         if not self.has_own_rows:
-            grid = f"{grid} * triton.cdiv(cols, block)"
+            grid = f"{grid} * ceil_div(cols, block)"
         yield f"    blocks = {grid}"
         yield "    if blocks >= 2**31:"
         yield '        raise RuntimeError(f"{blocks} programs do not fit in a grid")'

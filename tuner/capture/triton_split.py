@@ -71,7 +71,7 @@ class SplitWriter(_PartsWriter):
             if number - 1 in self.moments:
                 continue
             pair = self.moments.get(number)
-            yield from ("", "", "@triton.jit")
+            yield from ("", "", "@launched", "@triton.jit")
             yield f"def {self.function}_pass_{number}("
             yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns,"
             yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,"
@@ -90,7 +90,7 @@ class SplitWriter(_PartsWriter):
                 at = f"({index} * num_rows + row_ids) * pieces + program % pieces"
                 yield f"    tl.store(partial + {at}, {name}, mask=is_row)"
         if has_rows:
-            yield from ("", "", "@triton.jit")
+            yield from ("", "", "@launched", "@triton.jit")
             yield f"def {self.function}_results("
             yield f"    {', '.join(self.pointers)}, totals, num_rows, ROWS: tl.constexpr,"
             yield "):"
@@ -113,7 +113,7 @@ class SplitWriter(_PartsWriter):
         yield f"    block_rows = {rows if self.has_rows else 1}"
         yield "    if cols + block * split >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
-        yield "    pieces = triton.cdiv(cols, block * split)"
+        yield "    pieces = ceil_div(cols, block * split)"
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
@@ -173,7 +173,12 @@ class AcrossWriter(_PartsWriter):
 
     def _pass(self, number: int) -> Iterator[str]:
         each = self.nest.passes[number]
-        yield from ("", "", '@triton.jit(do_not_specialize=["num_columns", "pieces"])')
+        yield from (
+            "",
+            "",
+            "@launched",
+            '@triton.jit(do_not_specialize=["num_columns", "pieces"])',
+        )
         yield f"def {self.function}_pass_{number}("
         yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns, pieces,"
         yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr,"
@@ -193,7 +198,7 @@ class AcrossWriter(_PartsWriter):
     def together(self, number: int) -> Iterator[str]:
         """Put together what the programs of a pass found; write what that is of a row."""
         each = self.nest.passes[number]
-        yield from ("", "", '@triton.jit(do_not_specialize=["pieces"])')
+        yield from ("", "", "@launched", '@triton.jit(do_not_specialize=["pieces"])')
         yield f"def {self.function}_together_{number}("
         yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, pieces,"
         yield "    ROWS: tl.constexpr, PIECES: tl.constexpr,"
@@ -244,7 +249,7 @@ class AcrossWriter(_PartsWriter):
 
     def launch_together(self, number: int, rows: str) -> Iterator[str]:
         """Start the kernel of `together`; `rows` says how many there are."""
-        yield f"    {self.function}_together_{number}[(triton.cdiv({rows}, 32),)]("
+        yield f"    {self.function}_together_{number}[(ceil_div({rows}, 32),)]("
         yield f"        {self.tensors}, partial, totals, {rows}, pieces,"
         yield "        ROWS=32, PIECES=128, num_warps=8,"
         yield "    )"

@@ -55,9 +55,13 @@ requires:
   - {{text: "{work} in {kernels}: nothing else is stored"}}
 {of_steps}deterministic: true
 ---
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+
+
+{{% include "_lib/triton_launch.py" %}}
 """
 _WARPS = (
     '  num_warps: {{about: "warps of a program", default: {warps}, '

@@ -3,7 +3,7 @@
 No PyTorch header was compiled: the artefact's C functions are called with pointers. What kernels
 rely on is kept here: contiguous, 16-byte aligned arguments on one device, fresh outputs
 and workspace from PyTorch's allocator, everything on the current stream. An exported file keeps
-the same promises in the text that `registration` writes.
+the same promises in the text that `registration` and `python_operators` write.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from tuner.trial import Language
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CUDA_CODE", "BoundOp", "bind", "match_sizes"]
+__all__ = ["AT_ONCE", "CUDA_CODE", "BoundOp", "bind", "match_sizes"]
 
 CUDA_CODE = "cuda_code"  # the global name of a Triton text for the CUDA C++ that it holds
+# Of whether launches of one form, after the first, go past Triton's look at their arguments.
+AT_ONCE = "LAUNCHES_AT_ONCE"
 
 ALIGNMENT_BYTES = 16  # the widest vector load, and what the bulk copy engine needs
 

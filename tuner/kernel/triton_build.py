@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import ToolchainError, TunerError
-from tuner.kernel.binding import CUDA_CODE, bind
+from tuner.kernel.binding import AT_ONCE, CUDA_CODE, bind
 from tuner.kernel.compiler_words import hash_code, parse_resources
 from tuner.machine.forkserver import die_with
 from tuner.plans import Plan
@@ -232,6 +232,7 @@ def build_ahead(
         traceback.print_exc(file=sys.stderr)
         error = _last_line(failure)
     else:
+        call.globals[AT_ONCE] = False
         if CUDA_CODE in call.globals:
             call.globals[CUDA_CODE] = recorder.beside(call.globals[CUDA_CODE])
         try:

@@ -1,0 +1,50 @@
+# Launches of Triton's kernels without what Triton asks anew at each. The text has `torch`, `triton`.
+
+LAUNCHES_AT_ONCE = True  # what compiles ahead, and has to see each launch, turns it off
+
+
+def ceil_div(a, b):
+    # As triton.cdiv, which is for kernels first and takes the host ten times as long.
+    return -(-a // b)
+
+
+class launched:
+    # A kernel whose launches after the first of a form go straight to what Triton compiled for
+    # it. Of one form are launches with the same numbers, and tensors of the same dtypes whose
+    # addresses are multiples of 16 or are not: all that Triton compiles a kernel for.
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.compiled = {}
+        self.is_known = isinstance(kernel, triton.JITFunction) and torch.version.hip is None
+
+    def form_of(self, arguments, constants):
+        form = [torch.cuda.current_device()]
+        for given in arguments:
+            if isinstance(given, torch.Tensor):
+                form.append(given.dtype if given.data_ptr() % 16 == 0 else (given.dtype,))
+            elif given is None or type(given) in (int, float):
+                form.append(given)
+            else:
+                return None
+        return (*form, *constants, *constants.values())
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            if not (self.is_known and LAUNCHES_AT_ONCE):
+                return self.kernel[grid](*arguments, **constants)
+            form = self.form_of(arguments, constants)
+            found = self.compiled.get(form)
+            if found is None:
+                made = self.kernel[grid](*arguments, **constants)
+                names = self.kernel.arg_names[len(arguments) :]
+                if form is not None and all(name in constants for name in names):
+                    if len(self.compiled) >= 256:  # as many numbers of rows, say
+                        self.compiled.clear()
+                    self.compiled[form] = made, [constants[name] for name in names]
+                return made
+            made, rest = found
+            made[(*grid, 1, 1)[:3]](*arguments, *rest)
+            return made
+
+        return launch
