@@ -20,7 +20,8 @@ import torch
 
 from tuner.evaluate.modules import fused
 from tuner.export.module import export_text
-from tuner.export.registration import cpp_binding, python_binding, schema
+from tuner.export.python_operators import python_binding, python_calls
+from tuner.export.registration import cpp_binding, schema
 from tuner.kernel.binding import bind, match_sizes
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import Family, load_family
@@ -565,7 +566,7 @@ def test_a_binding_registers_every_call_and_declares_a_shared_function_once():
     assert text.count('extern "C" const char* fused_one_go(') == 1
     assert 'm.impl("fused_one", &call_fused_one); m.impl("fused_one_more"' in text
     assert f'm.def("{schema(PLAN)}"); m.def("{schema(further)}");' in text
-    text = python_binding(plan, "some_namespace")
+    text = python_calls(plan, "some_namespace") + python_binding(plan, "some_namespace")
     for name in ("fused_one", "fused_one_more"):
         assert text.count(f'custom_op("some_namespace::{name}"') == 1
 
@@ -580,7 +581,8 @@ def test_the_cuda_binding_guards_the_device_and_uses_the_current_stream(golden):
 
 def test_the_python_binding_is_the_golden_one(golden):
     steps = (PLAN.steps[0], Step("call", "fused_one_go", ("x", "ws", "null", "rows // 2", "eps")))
-    text = python_binding(dataclasses.replace(PLAN, steps=steps), "some_namespace")
+    plan = dataclasses.replace(PLAN, steps=steps)
+    text = python_calls(plan, "some_namespace") + "\n\n" + python_binding(plan, "some_namespace")
     assert size_lines(PLAN) == ["rows = x.shape[0]", "cols = x.shape[1]"]
     golden("binding_python.txt", text)
 
@@ -597,8 +599,8 @@ def test_the_python_binding_runs_the_steps_and_checks_shapes_and_dtypes():
             Step("call", "fused_py_go", ("y", "ws", "null", "n", "rows + 1")),
         ),
     )
-    text = python_binding(plan, "tests_of_binding")
-    for gpu, cpu in (('device.type != "cuda"', "False"), ("torch.cuda.device(", "nullcontext(")):
+    text = python_calls(plan, "tests_of_binding") + python_binding(plan, "tests_of_binding")
+    for gpu, cpu in (('device.type != "cuda"', "False"), ("torch.cuda.current_device()", "-1")):
         assert gpu in text
         text = text.replace(gpu, cpu)
 

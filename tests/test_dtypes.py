@@ -24,7 +24,8 @@ from tuner.capture.outline import outline_of
 from tuner.capture.settings import settings_of
 from tuner.errors import TemplateError
 from tuner.evaluate.modules import fused, module_of
-from tuner.export.registration import cpp_binding, python_binding
+from tuner.export.python_operators import python_binding, python_calls
+from tuner.export.registration import cpp_binding
 from tuner.kernel.binding import bind
 from tuner.kernel.family import builtin_folder, load_family
 from tuner.kernel.rendering import rendered
@@ -426,7 +427,8 @@ def test_dtypes_are_declared_from_the_graph_to_the_export(tmp_path):
     with pytest.raises(RuntimeError, match=r"is torch\.float32 on cpu, expected torch\.bfloat16"):
         operator(x.float(), weight.float())
     assert cpp_binding(candidate.plan, "cpp", "mine").count("at::kBFloat16") == 3
-    assert python_binding(candidate.plan, "mine").count("torch.bfloat16") == 3
+    python = python_binding(candidate.plan, "mine") + python_calls(candidate.plan, "mine")
+    assert python.count("torch.bfloat16") == 3
     # A function that takes other pointers is found before it is compiled.
     wrong = candidate.source.replace("const halves::Bfloat16*", "const halves::Float16*")
     swapped = type(candidate)(

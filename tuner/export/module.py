@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from tuner.capture.rows_text import with_rows
 from tuner.capture.settings import made_from
 from tuner.errors import TemplateError
-from tuner.export.registration import cpp_binding, python_binding, schema
+from tuner.export.python_operators import operator_of, python_binding, python_calls
+from tuner.export.registration import cpp_binding, schema
 from tuner.export.several import Dispatch, apart, dispatch_text
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
@@ -77,7 +78,15 @@ def export_text(
     else:
         device = f'fused_device = "{platform_of(candidate.language).torch_type}"'
         plans = [each.plan for each, _ in kernels]
-        fused = f"{device}\n\n\n{dispatch_text(plans, namespaces, dispatch)}"
+        operators = [
+            {
+                name: operator_of(call, each.language, namespace, end)
+                for name, call in {"op": each.plan, **each.plan.extra}.items()
+                if call is not None
+            }
+            for (each, _), namespace, end in zip(kernels, namespaces, endings, strict=True)
+        ]
+        fused = f"{device}\n\n\n{dispatch_text(plans, operators, dispatch)}"
     try:
         futures, model_new = _futures_apart(family.model_new.strip())
         parts = [
@@ -242,6 +251,9 @@ def _triton(candidate: Candidate, namespace: str) -> str:
 {candidate.source.strip()}
 
 
+{python_calls(candidate.plan, namespace).rstrip()}
+
+
 IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}")
 if IS_FIRST_IMPORT:
 {guarded}
@@ -276,10 +288,11 @@ def _fused(candidate: Candidate, namespace: str) -> str:
     for name, call in {"op": candidate.plan, **candidate.plan.extra}.items():
         if call is None:
             parts.append(f"fused_{name} = None")
-        elif len(call.outputs) > 1:
-            parts.append(f"fused_{name} = torch.ops.{namespace}.{call.function}")
+            continue
+        operator = operator_of(call, candidate.language, namespace)
+        if len(call.outputs) > 1:
+            parts.append(f"fused_{name} = {operator}")
         else:
-            operator = f"torch.ops.{namespace}.{call.function}"
             parts.append(f"def fused_{name}(*args):\n    return ({operator}(*args),)")
     return "\n\n\n".join(parts)
 

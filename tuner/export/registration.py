@@ -1,4 +1,4 @@
-"""A plan as source text that registers the operator with PyTorch: C++, or Python for Triton.
+"""A plan as C++ that registers the operator with PyTorch; `python_operators` is that for Triton.
 
 The text keeps the promises that kernels rely on: contiguous, 16-byte aligned arguments on
 one device, fresh outputs and workspace from PyTorch's allocator, everything on the current stream.
@@ -7,17 +7,15 @@ one device, fresh outputs and workspace from PyTorch's allocator, everything on 
 
 from __future__ import annotations
 
-import inspect
-
-from tuner.kernel.operands import as_cpp, channels_last
-from tuner.kernel.python_calls import call_lines, given, tensor_names
+from tuner.kernel.operands import as_cpp
+from tuner.kernel.python_calls import given, tensor_names
 from tuner.machine.platforms import platform_of
 from tuner.plans import Argument, Plan, Step
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
 from tuner.trial import Language
 
-__all__ = ["cpp_binding", "python_binding", "schema"]
+__all__ = ["cpp_binding", "has_channels_last", "schema"]
 
 _AT_TYPE = {
     "float32": "at::kFloat",
@@ -74,7 +72,7 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     # C++ source stands in the same file as its binding; CUDA source is compiled on its own.
     declarations = dict.fromkeys(d for call in plan.calls for d in _declarations(call))
     lines += ["", *(declarations if is_gpu else ()), "", "namespace {", "", _PREPARED, ""]
-    lines += [_CHANNELS_LAST, ""] if _has_channels_last(plan) else []
+    lines += [_CHANNELS_LAST, ""] if has_channels_last(plan) else []
     for call in plan.calls:
         lines += [*_function(call, is_gpu), ""]
         lines += [] if is_gpu else [*_boxed(call), ""]
@@ -137,7 +135,8 @@ at::Tensor channels_last(const at::Tensor& tensor) {
 }"""
 
 
-def _has_channels_last(plan: Plan) -> bool:
+def has_channels_last(plan: Plan) -> bool:
+    """Whether a step reads an operand with its channels last."""
     steps = [step for call in plan.calls for step in call.steps]
     is_argument = any(arg.endswith(".channels_last") for step in steps for arg in step.args)
     return is_argument or any(step.layout == "channels_last" for step in steps)
@@ -267,61 +266,3 @@ def _step(step: Step, plan: Plan, tensors: set[str], numbers: set[str], is_gpu: 
             words.append(f"int64_t({to_cpp(Expression.parse(argument))})")
     words += ["stream"] if is_gpu else []
     return [f'finished("{step.function}", {step.function}({", ".join(words)}));']
-
-
-# ---- as Python, for an exported file whose kernels are Triton's -------------------------------
-
-
-def python_binding(plan: Plan, namespace: str) -> str:
-    """Write each call of the plan as a Python function, registered as the operator `namespace::f`.
-
-    The text expects `torch` and the functions of the candidate's source around it.
-    """
-    functions = [_python_function(call, namespace) for call in plan.calls]
-    helpers = [inspect.getsource(channels_last).rstrip()] if _has_channels_last(plan) else []
-    return "\n\n\n".join([_PYTHON_PREPARED, *helpers, *functions]) + "\n"
-
-
-def _python_function(plan: Plan, namespace: str) -> str:
-    arguments = ", ".join(f"{a.name}: {_python_type(a)}" for a in plan.arguments)
-    outputs = ", ".join("torch.Tensor" for _ in plan.outputs)
-    result = f"tuple[{outputs}]" if len(plan.outputs) > 1 else outputs
-    body = "\n".join(f"    {line}" for line in call_lines(plan))
-    return (
-        f'@torch.library.custom_op("{namespace}::{plan.function}", mutates_args=())\n'
-        f"def _call_{plan.function}({arguments}) -> {result}:\n{body}"
-    )
-
-
-_PYTHON_PREPARED = """\
-def cdiv(a, b):
-    return -(-a // b)
-
-
-def _prepared(tensor, name, num_dims, device, dtype):
-    if tensor.dtype != dtype or tensor.device != device or device.type != "cuda":
-        raise RuntimeError(
-            f"{name} is {tensor.dtype} on {tensor.device}, expected {dtype} on "
-            + (str(device) if device.type == "cuda" else "a GPU")
-        )
-    if tensor.dim() != num_dims:
-        raise RuntimeError(
-            f"{name} has shape {list(tensor.shape)}, expected {num_dims} dimensions"
-        )
-    if torch.autograd.forward_ad._current_level >= 0:
-        raise RuntimeError("forward-mode derivatives are not implemented")
-    return _dense(tensor)
-
-
-def _dense(tensor):
-    tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
-
-
-def _expect(tensor, name, shape):
-    if tuple(tensor.shape) != shape:
-        raise RuntimeError(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")"""
-
-
-def _python_type(argument: Argument) -> str:
-    return "torch.Tensor" if argument.shape is not None else argument.dtype

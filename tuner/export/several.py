@@ -51,14 +51,16 @@ def take_kernel(names: dict[str, Any], kernel: int) -> None:
     names[KERNELS_NAME] = dict.fromkeys(ways, ((MOST, kernel),))
 
 
-def dispatch_text(plans: Sequence[Plan], namespaces: Sequence[str], dispatch: Dispatch) -> str:
+def dispatch_text(
+    plans: Sequence[Plan], operators: Sequence[Mapping[str, str]], dispatch: Dispatch
+) -> str:
     """Return the text of `fused_op` and of the extra operators, which take one kernel each.
 
     A kernel that does not offer an extra operator leaves it to the next one that does.
 
     Args:
         plans: of the kernels.
-        namespaces: of their operators in `torch.ops`.
+        operators: what calls each kernel's operators, by name, those that are offered.
         dispatch: which is for how many rows.
     """
     parts = [f"{KERNELS_NAME} = {dict(dispatch.ranges)!r}  # most rows, and the kernel for them"]
@@ -70,8 +72,8 @@ def dispatch_text(plans: Sequence[Plan], namespaces: Sequence[str], dispatch: Di
             parts.append(f"fused_{name} = None")
             continue
         taken = [min(offered, key=lambda at: abs(at - place)) for place in range(len(calls))]
-        operators = [f"torch.ops.{namespaces[at]}.{offered[at].function}" for at in taken]
-        parts.append(_operator(name, offered[taken[0]], operators, dispatch))
+        called = [operators[at][name] for at in taken]
+        parts.append(_operator(name, offered[taken[0]], called, dispatch))
     return "\n\n\n".join(parts)
 
 

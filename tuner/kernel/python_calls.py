@@ -12,19 +12,31 @@ from tuner.machine.platforms import platform_of
 from tuner.plans import Plan, Step
 from tuner.trial import Language
 
-__all__ = ["call_lines", "given", "size_lines", "tensor_names"]
+__all__ = ["call_lines", "check_lines", "given", "size_lines", "tensor_names", "work_lines"]
 
 
-def call_lines(plan: Plan, language: Language | None = None) -> list[str]:
-    """Return the lines of a function whose parameters are the plan's arguments.
+def call_lines(plan: Plan, language: Language) -> list[str]:
+    """Return the lines of a function whose parameters are the plan's arguments, for a search.
 
     Args:
         plan: of one call.
-        language: of the functions that a search calls. None: an exported file's, in Triton; that
-            returns a single output as it is, and no tuple.
+        language: of the functions that it calls.
     """
+    names = ", ".join(output.name for output in plan.outputs)
+    lines = [*check_lines(plan), *_made_lines(plan)]
+    # As PyTorch's schema does: an int is a float, but no float is an int.
+    numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
+    lines += [f"{a.name} = {numbers[a.name]}({a.name})" for a in plan.arguments if a.shape is None]
+    lines += ["num_threads = torch.get_num_threads()", f"with _on({_first(plan)}.device):"]
+    lines += ["    stream = _stream()"] if _has_stream(language) else []
+    lines += [f"    {line}" for step in plan.steps for line in _step(step, plan, language)]
+    return [*lines, f"return ({names},)"]
+
+
+def check_lines(plan: Plan) -> list[str]:
+    """Return the lines that make arguments as kernels expect them, or raise."""
     tensors = [a for a in plan.arguments if a.shape is not None]
-    device = f"{tensors[0].name}.device"
+    device = f"{_first(plan)}.device"
     lines = []
     for argument in tensors:
         name, num_dims = argument.name, len(argument.shape or ())
@@ -35,24 +47,32 @@ def call_lines(plan: Plan, language: Language | None = None) -> list[str]:
     for argument in tensors:
         shape = ", ".join(argument.shape or ())
         lines.append(f'_expect({argument.name}, "{argument.name}", ({shape},))')
+    return lines
+
+
+def work_lines(plan: Plan) -> list[str]:
+    """Return the lines of one call in an exported file, in Triton, of arguments that were checked.
+
+    A single output is returned as it is, in no tuple. Kernels start on the current device.
+    """
+    steps = [line for step in plan.steps for line in _step(step, plan)]
+    names = ", ".join(output.name for output in plan.outputs)
+    return [*size_lines(plan), *_made_lines(plan), *steps, f"return {names}"]
+
+
+def _first(plan: Plan) -> str:
+    return next(a.name for a in plan.arguments if a.shape is not None)
+
+
+def _made_lines(plan: Plan) -> list[str]:
+    lines = []
     for tensor in plan.made:
         make = "zeros" if tensor.zero else "empty"
         lines.append(
             f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "
-            f"dtype=torch.{tensor.dtype}, device={device})"
+            f"dtype=torch.{tensor.dtype}, device={_first(plan)}.device)"
         )
-    names = ", ".join(output.name for output in plan.outputs)
-    if language is None:
-        lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
-        steps = [f"    {line}" for step in plan.steps for line in _step(step, plan)]
-        return [*lines, *steps, f"return {names}"]
-    # As PyTorch's schema does: an int is a float, but no float is an int.
-    numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
-    lines += [f"{a.name} = {numbers[a.name]}({a.name})" for a in plan.arguments if a.shape is None]
-    lines += ["num_threads = torch.get_num_threads()", f"with _on({device}):"]
-    lines += ["    stream = _stream()"] if _has_stream(language) else []
-    lines += [f"    {line}" for step in plan.steps for line in _step(step, plan, language)]
-    return [*lines, f"return ({names},)"]
+    return lines
 
 
 def _has_stream(language: Language) -> bool:

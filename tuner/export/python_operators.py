@@ -1,0 +1,164 @@
+"""A plan as Python that registers the operator with PyTorch, for a file with Triton's kernels.
+
+A call that PyTorch has to see goes through the operator, which checks its arguments; so does the
+first of each form. Others call the kernels directly: PyTorch's dispatcher and the checks take the
+host longer than two launches.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from tuner.export.registration import has_channels_last
+from tuner.kernel.operands import channels_last
+from tuner.kernel.python_calls import check_lines, work_lines
+from tuner.plans import Argument, Plan
+from tuner.trial import Language
+
+__all__ = ["operator_of", "python_binding", "python_calls"]
+
+
+def python_calls(plan: Plan, namespace: str) -> str:
+    """Write each call of the plan as a Python function, and one that the file's module calls.
+
+    The text expects `torch` and the functions of the candidate's source around it, and what
+    `python_binding` registers.
+    """
+    functions = [_python_call(call, namespace) for call in plan.calls]
+    helpers = [inspect.getsource(channels_last).rstrip()] if has_channels_last(plan) else []
+    return "\n\n\n".join([_PYTHON_CALLED, *helpers, *functions]) + "\n"
+
+
+def python_binding(plan: Plan, namespace: str) -> str:
+    """Write each call of the plan as the operator `namespace::f`, which checks its arguments.
+
+    The text expects that of `python_calls` around it.
+    """
+    functions = [_python_operator(call, namespace) for call in plan.calls]
+    return "\n\n\n".join([_PYTHON_PREPARED, *functions]) + "\n"
+
+
+def operator_of(plan: Plan, language: Language, namespace: str, ending: str = "") -> str:
+    """Return what a file's module calls for a call of the plan.
+
+    Args:
+        plan: of that call.
+        language: of the functions that it calls.
+        namespace: of the operators in `torch.ops`.
+        ending: of the names that stand in the block of this kernel.
+    """
+    if language == "triton":
+        return f"called_{plan.function}{ending}"
+    return f"torch.ops.{namespace}.{plan.function}"
+
+
+def _python_call(plan: Plan, namespace: str) -> str:
+    names = ", ".join(a.name for a in plan.arguments)
+    first = next(a.name for a in plan.arguments if a.shape is not None)
+    work = f"_work_{plan.function}"
+    body = "\n".join(f"    {line}" for line in work_lines(plan))
+    return f"""\
+def {work}({names}):
+    if torch.cuda.current_device() != {first}.get_device():  # where kernels start
+        with torch.cuda.device({first}.device):
+            return {work}({names})
+{body}
+
+
+def called_{plan.function}(*args):
+    return _called(torch.ops.{namespace}.{plan.function}, {work}, args)"""
+
+
+def _python_operator(plan: Plan, namespace: str) -> str:
+    names = ", ".join(a.name for a in plan.arguments)
+    arguments = ", ".join(f"{a.name}: {_python_type(a)}" for a in plan.arguments)
+    outputs = ", ".join("torch.Tensor" for _ in plan.outputs)
+    result = f"tuple[{outputs}]" if len(plan.outputs) > 1 else outputs
+    body = "\n".join(f"    {line}" for line in check_lines(plan))
+    return (
+        f'@torch.library.custom_op("{namespace}::{plan.function}", mutates_args=())\n'
+        f"def _call_{plan.function}({arguments}) -> {result}:\n{body}\n"
+        f"    return _work_{plan.function}({names})"
+    )
+
+
+_PYTHON_CALLED = """\
+def cdiv(a, b):
+    return -(-a // b)
+
+
+_TAKEN = set()  # forms of arguments that an operator has checked and taken
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _form_of(work, args):
+    # All of the arguments that an operator checks. None where PyTorch has to see the call, or
+    # where arguments are first made as kernels expect them.
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.autograd._profiler_enabled()
+    ):
+        return None
+    form = [work]
+    for x in args:
+        if type(x) in _PLAIN:
+            if not x.is_contiguous() or x.is_neg() or x.data_ptr() % 16:
+                return None
+            if x.requires_grad and torch.is_grad_enabled():
+                return None
+            form += x.shape, x.dtype, x.get_device()
+        elif isinstance(x, torch.Tensor):
+            return None
+        else:
+            form.append(type(x))
+    return tuple(form)
+
+
+def _called(op, work, args):
+    # Calls an operator past PyTorch's dispatcher and the operator's checks, which take the host
+    # longer than two launches, where arguments of this form went through both before.
+    if torch.compiler.is_compiling():
+        return op(*args)
+    form = _form_of(work, args)
+    if form in _TAKEN:
+        return work(*args)
+    made = op(*args)
+    if form is not None:
+        if len(_TAKEN) >= 1024:  # as many numbers of rows, say
+            _TAKEN.clear()
+        _TAKEN.add(form)
+    return made"""
+
+
+_PYTHON_PREPARED = """\
+def _prepared(tensor, name, num_dims, device, dtype):
+    if tensor.dtype != dtype or tensor.device != device or device.type != "cuda":
+        raise RuntimeError(
+            f"{name} is {tensor.dtype} on {tensor.device}, expected {dtype} on "
+            + (str(device) if device.type == "cuda" else "a GPU")
+        )
+    if tensor.dim() != num_dims:
+        raise RuntimeError(
+            f"{name} has shape {list(tensor.shape)}, expected {num_dims} dimensions"
+        )
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise RuntimeError("forward-mode derivatives are not implemented")
+    return _dense(tensor)
+
+
+def _dense(tensor):
+    tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+
+def _expect(tensor, name, shape):
+    if tuple(tensor.shape) != shape:
+        raise RuntimeError(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")"""
+
+
+def _python_type(argument: Argument) -> str:
+    return "torch.Tensor" if argument.shape is not None else argument.dtype
