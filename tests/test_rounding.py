@@ -12,7 +12,7 @@ from tuner.capture.convolutions import ROUNDED_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import JobSpec, asked, new_worker
-from tuner.evaluate.rounding import is_apart, rounding_of
+from tuner.evaluate.rounding import is_apart, rounding_at_rows, rounding_of
 from tuner.gaining import ROUNDING
 from tuner.planning import plan
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -74,6 +74,31 @@ def test_a_gpus_are_where_its_settings_say_so():
     with torch.no_grad(), math_mode(Accuracy.parse("float32")):
         found = rounding_of(lambda: convolution(x))
     assert found == {"given": False, "channels_last": False}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_convolution_is_rounded_where_it_is_with_fewer_samples_as_well():
+    convolution = torch.nn.Conv2d(3, 96, 11, stride=4, padding=2, device="cuda")
+    x = torch.randn(256, 3, 224, 224, device="cuda")
+    with torch.no_grad(), math_mode(Accuracy.parse("pytorch")):
+        found = rounding_at_rows(convolution, [x])
+        each = [rounding_of(lambda rows=r: convolution(x[:rows])) for r in (256, 128, 64, 32)]
+    assert found == {layout: all(one[layout] for one in each) for layout in each[0]}
+
+
+def test_fewer_samples_are_asked_where_the_model_takes_them():
+    convolution, rows = torch.nn.Conv2d(3, 5, 3), []
+
+    def model(x, scale):
+        rows.append(len(x))
+        if len(x) == 2:
+            raise RuntimeError("not of two")
+        return convolution(x) * scale
+
+    given = [torch.randn(8, 3, 6, 6), torch.ones(8, 5, 4, 4)]
+    assert rounding_at_rows(model, given) == {"given": False, "channels_last": False}
+    assert sorted(rows) == [1, 2, 4, 8]
 
 
 def test_a_worker_says_so_of_the_reference(tmp_path):

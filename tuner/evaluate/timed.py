@@ -18,7 +18,7 @@ from tuner.evaluate.exposed import num_preempted
 from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import Keeper
 from tuner.evaluate.measure import measure
-from tuner.evaluate.rounding import rounding_of
+from tuner.evaluate.rounding import rounding_at_rows
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
@@ -108,7 +108,7 @@ class Timed:
         import torch
 
         with torch.no_grad(), math_mode(self._accuracy):
-            return {"rounds": rounding_of(lambda: self.model(*self.inputs[0]))}, ()
+            return {"rounds": rounding_at_rows(self.model, self.inputs[0])}, ()
 
     def time_model(self, num_samples: int) -> Answer:
         """Return that many samples of one call's time; the caller interleaves processes.
