@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import load_family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
+from tuner.machine.turns import Turns
 from tuner.ranking import ranked_trials, remarks_on
 from tuner.records import recomputed
 from tuner.referee import refereed
@@ -158,20 +161,65 @@ def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tm
 # ---- screening ------------------------------------------------------------------------------
 
 
-def test_where_memory_runs_out_it_starts_again_when_others_have_left(planned, builder, tmp_path):
-    reference, flag = tmp_path / "reference.py", tmp_path / "asked"
-    lacks = f"""
-import pathlib
-if not pathlib.Path({str(flag)!r}).exists():
-    pathlib.Path({str(flag)!r}).touch()
-    raise RuntimeError("CUDA out of memory")
+OTHER = """
+import os, sys, time
+from pathlib import Path
+from tuner.machine.turns import Turns
+
+turns, asked = Turns(Path(sys.argv[1])), Path(sys.argv[2])
+with turns.memory():
+    print("has it", flush=True)
+    while not turns.is_memory_wanted:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    print(Path(f"/proc/{asked.read_text()}").exists())
 """
-    reference.write_text(Path(planned.spec.reference).read_text() + lacks)
+
+
+LACKS_ONCE = """
+import os, pathlib
+
+forward_with_memory = Model.forward
+
+def take():
+    asked = pathlib.Path({asked!r})
+    if pathlib.Path({lacks!r}).exists() and not asked.exists():
+        asked.write_text(str(os.getpid()))
+        raise RuntimeError("CUDA out of memory")
+
+def forward(self, *inputs):
+    take()
+    return forward_with_memory(self, *inputs)
+
+take()
+Model.forward = forward
+"""
+
+
+@pytest.mark.parametrize("when", ["it starts", "a candidate is checked"])
+def test_where_memory_runs_out_it_starts_again_when_others_have_left(
+    planned, builder, tmp_path, when
+):
+    """And while it waits for these it has none of what they may lack: its first worker ended."""
+    reference, asked, lacks, turns = map(tmp_path.joinpath, ("m.py", "asked", "lacks", "turns"))
+    text = LACKS_ONCE.format(asked=str(asked), lacks=str(lacks))
+    reference.write_text(Path(planned.spec.reference).read_text() + text)
     bench = Bench(planned, builder, reference=str(reference))
-    try:
-        assert bench.runner.start().latency_us > 0 and flag.exists()
-    finally:
-        bench.runner.close()
+    bench.runner._turns = Turns(turns)  # a CPU's have no folder
+    bench.runner._is_cpu = False  # nor does it lack memory
+    command = [sys.executable, "-c", OTHER, str(turns), str(asked)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "has it\n"
+        try:
+            if when == "it starts":
+                lacks.touch()
+            assert bench.runner.start().latency_us > 0
+            lacks.touch()
+            assert bench.outcome(mode="ok").status is Status.CORRECT and asked.exists()
+        finally:
+            bench.runner.close()
+            other.kill()
+        assert other.stdout.read() == "False\n"
 
 
 def test_it_times_the_baseline_when_it_starts(bench):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tuner.machine.turns import Turns, turns_of
+from tuner.machine.turns import ALL, HALF, SOME, Turns, turns_of
 
 HOLDER = """
 import sys, time
@@ -17,7 +17,8 @@ from pathlib import Path
 from tuner.machine.turns import Turns
 turns = Turns(Path(sys.argv[1]))
 ways = {
-    "large": lambda: turns.memory(True), "small": lambda: turns.memory(False),
+    "all": lambda: turns.memory(1.0), "half": lambda: turns.memory(0.5),
+    "some": turns.memory,
     "check": turns.checking,
 }
 with ways.get(sys.argv[2], getattr(turns, sys.argv[2], None))():
@@ -77,27 +78,42 @@ def test_who_times_waits_for_all_others_and_they_for_him(tmp_path, held, theirs,
 
 
 @pytest.mark.parametrize(
-    ("theirs", "needs_all", "waits"),
+    ("theirs", "share", "waits"),
     [
-        ("large", True, True), ("large", False, True), ("small", True, True),
-        ("small", False, False), ("alone", True, False), ("shared", True, False),
+        (["all"], ALL, True), (["all"], SOME, True), (["some"], ALL, True), (["half"], ALL, True),
+        (["some"], SOME, False), (["half"], HALF, False), (["half", "some"], SOME, False),
+        (["half", "some"], HALF, True), (["half", "half"], SOME, True), (["some"] * 4, SOME, True),
+        (["alone"], ALL, False), (["shared"], ALL, False),
     ],
 )  # fmt: skip
-def test_a_check_that_needs_all_memory_waits_for_other_checks(
-    tmp_path, held, theirs, needs_all, waits
-):
-    other = held(theirs)
+def test_memory_is_shared_as_far_as_it_reaches(tmp_path, held, theirs, share, waits):
+    others = [held(how) for how in theirs]
     turns = Turns(tmp_path)
-    assert begins(lambda: turns.memory(needs_all), SHORT_S if waits else LONG_S) is not waits
-    other.kill()
-    other.wait()
-    assert begins(lambda: Turns(tmp_path).memory(needs_all), LONG_S)
+    assert begins(lambda: turns.memory(share), SHORT_S if waits else LONG_S) is not waits
+    for other in others:
+        other.kill()
+        other.wait()
+    assert begins(lambda: Turns(tmp_path).memory(share), LONG_S)
+
+
+def test_who_waits_for_much_memory_is_not_overtaken_by_who_needs_little(tmp_path, held):
+    other = held("some")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), "all"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        until_s = time.monotonic() + LONG_S
+        while not Turns(tmp_path).is_memory_wanted and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert not begins(Turns(tmp_path).memory, SHORT_S)
+        other.kill()
+        assert waiting.stdout.readline() == "has it\n"
+        waiting.kill()
+    assert begins(Turns(tmp_path).memory, LONG_S)
 
 
 def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held):
     other, turns = held("check"), Turns(tmp_path)
     held("check")
-    assert begins(lambda: turns.memory(False), LONG_S) and begins(turns.alone, LONG_S)
+    assert begins(turns.memory, LONG_S) and begins(turns.alone, LONG_S)
     assert not begins(turns.checking, SHORT_S)
     other.kill()
     other.wait()
@@ -110,9 +126,9 @@ def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held):
 
 def test_others_that_search_check_or_race_are_seen(tmp_path, held):
     turns = Turns(tmp_path)
-    with turns.memory(False):
+    with turns.memory():
         assert not turns.has_others
-        other = held("small")
+        other = held("some")
         assert turns.has_others
         other.kill()  # and leaves its file behind
         other.wait()
@@ -128,30 +144,30 @@ def test_others_that_search_check_or_race_are_seen(tmp_path, held):
 
 def test_a_part_of_a_process_waits_for_the_rest_of_it_and_is_no_other_tuner(tmp_path):
     turns = Turns(tmp_path)
-    with turns.apart().memory(False):
+    with turns.apart().memory():
         assert not turns.has_others
-        assert not begins(lambda: turns.memory(True), SHORT_S)
-    with turns.memory(True):
-        assert not begins(lambda: turns.apart().memory(False), SHORT_S)
-    assert begins(lambda: Turns(tmp_path).memory(True), LONG_S)
+        assert not begins(lambda: turns.memory(ALL), SHORT_S)
+    with turns.memory(ALL):
+        assert not begins(lambda: turns.apart().memory(), SHORT_S)
+    assert begins(lambda: Turns(tmp_path).memory(ALL), LONG_S)
 
 
 def test_checks_of_one_process_do_not_wait_for_each_other(tmp_path, held):
     turns = Turns(tmp_path)
-    with turns.memory(True):
-        assert begins(lambda: turns.memory(True), LONG_S)
+    with turns.memory(ALL):
+        assert begins(lambda: turns.memory(ALL), LONG_S)
         with turns.shared():  # each question also takes the device
             pass
         assert not turns.is_memory_wanted
-        command = [sys.executable, "-c", HOLDER, str(tmp_path), "small"]
+        command = [sys.executable, "-c", HOLDER, str(tmp_path), "some"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
             until_s = time.monotonic() + LONG_S
             while not turns.is_memory_wanted and time.monotonic() < until_s:
                 time.sleep(0.01)
             assert turns.is_memory_wanted
             other.kill()
-    other = held("large")  # nothing is held any more
-    assert not begins(lambda: turns.memory(False), SHORT_S)
+    other = held("all")  # nothing is held any more
+    assert not begins(turns.memory, SHORT_S)
 
 
 def test_waiting_is_counted_while_it_lasts(tmp_path, held):

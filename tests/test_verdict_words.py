@@ -239,7 +239,7 @@ from pathlib import Path
 from tuner.machine.turns import Turns
 
 turns, full = Turns(Path(sys.argv[1])), Path(sys.argv[2])
-with turns.memory(False):
+with turns.memory():
     full.touch()
     print("has it", flush=True)
     while not turns.is_memory_wanted:

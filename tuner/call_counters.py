@@ -42,6 +42,6 @@ def count_calls(run: Run) -> None:
     ncu = find_ncu()
     planned = plan(config_of(run))
     turns = turns_of(planned.spec.device)
-    with turns.memory(needs_all=False), turns.alone():
+    with turns.memory(), turns.alone():
         found = counted(ncu, planned.spec, export, planned.device.capability)
     write_whole(run.path / COUNTERS_NAME, to_json(found))

@@ -13,7 +13,7 @@ from tuner.check.probe import Probe
 from tuner.check.refusals import says_no_memory
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.worker import Reply
-from tuner.machine.turns import Turns
+from tuner.machine.turns import ALL, Turns
 from tuner.trial import ProbeResult, to_json
 
 __all__ = [
@@ -216,12 +216,12 @@ def is_of_memory(error: TunerError) -> bool:
 def with_memory(turns: Turns, run: Callable[[], T]) -> T:
     """Return what `run` does; where memory runs out beside other tuners, when these hold none."""
     try:
-        with turns.memory(needs_all=False):
+        with turns.memory():
             return run()
     except TunerError as error:
         if not (turns.are_taken and is_of_memory(error)):
             raise
-    with turns.memory(needs_all=True):
+    with turns.memory(ALL):
         return run()
 
 

@@ -34,7 +34,7 @@ def profiled(spec: JobSpec, contender: Contender, trial: int) -> Profiles:
         WorkerError: a process failed; the message starts with the contender's name.
     """
     racer, turns = Racer(spec), turns_of(spec.device)
-    with turns.memory(needs_all=False), closing(racer.sets([contender], 1, [1])) as sets:
+    with turns.memory(), closing(racer.sets([contender], 1, [1])) as sets:
         _, workers = next(sets)
         racer.give_timing_set(workers)
         with turns.alone():

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
-from tuner.errors import WorkerError
-from tuner.evaluate.asking import waits_for_memory
+from tuner.errors import TunerError, WorkerError
+from tuner.evaluate.asking import is_of_memory, waits_for_memory
 from tuner.evaluate.contender import (
     CALL_TIMEOUT_S,
     Contender,
@@ -67,7 +67,6 @@ class Racer:
         """Let imports be over before a race begins; does not wait."""
         get_ready(self._spec, contenders, "baseline")
 
-    @waits_for_memory
     def race(
         self,
         contenders: Sequence[Contender],
@@ -92,7 +91,8 @@ class Racer:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
-            has_other_values: whether the first sets race on ordinary values as well.
+            has_other_values: whether the first sets race on ordinary values as well; not where a
+                GPU's memory does not hold these besides.
             has_steps: whether the first sets race steps of training as well.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
@@ -101,6 +101,30 @@ class Racer:
             WorkerError: a process failed, or what it reported cannot be believed; the message
                 starts with the contender's name.
         """
+
+        def race(has_other_values: bool) -> Race:
+            return self._race(
+                contenders, num_processes, seconds, has_other_values, has_steps, on_round, until_s
+            )
+
+        try:
+            return race(has_other_values)
+        except TunerError as error:
+            if not (has_other_values and self._is_gpu and is_of_memory(error)):
+                raise
+        return race(False)  # other values are as many bytes as the given ones, in each process
+
+    @waits_for_memory
+    def _race(
+        self,
+        contenders: Sequence[Contender],
+        num_processes: int,
+        seconds: float,
+        has_other_values: bool,
+        has_steps: bool,
+        on_round: Callable[[float], None],
+        until_s: float | None,
+    ) -> Race:
         race = Race([[] for _ in range(len(contenders) + 1)])
         if has_other_values:
             race.elsewhere = Race([[] for _ in race])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -16,7 +17,7 @@ from tuner.check.refusals import says_no_memory
 from tuner.evaluate.job_spec import JobSpec, explained, new_worker, too_fast
 from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
-from tuner.machine.turns import turns_of
+from tuner.machine.turns import ALL, turns_of
 from tuner.trial import (
     Build,
     Candidate,
@@ -34,6 +35,9 @@ SCREEN_TIMEOUT_S = 60.0  # one candidate, checked and measured
 ANCHOR_EVERY = 16  # candidates between two timings of the baseline
 DISTURBED = 0.02  # relative noise on a GPU beyond which a time is taken again beside idle builders
 SURPRISING = 1.6  # times as fast as the best before: the baseline is timed again beside it
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+# Where memory is scarce: blocks that were split held 15 of 80 GB, which a tensor of 16 lacked.
+SPARING = "expandable_segments:True"
 RACE_MARGIN = 1.1  # a candidate is stopped early when clearly slower than this times the best
 
 
@@ -92,6 +96,7 @@ class Runner:
         if cores is not None:
             on_start.insert(0, ("keep_to", {"cores": list(cores)}))
         self._device = spec.device
+        self._on_start, self._env = on_start, env
         self._worker = new_worker(spec.device, on_start=on_start, env=env)
         self._turns = turns_of(spec.device)
         self._memory = ExitStack()  # what is held of the device's, while there is a worker
@@ -133,21 +138,30 @@ class Runner:
             DeviceError: the worker cannot use the device.
         """
         try:
-            return self._started(is_alone=False)
+            self._memory.enter_context(self._turns.memory())
+            self._worker.start()
+            return self.time_baseline()
         except JobFailed as failure:
             if not says_no_memory(failure.message):
                 raise explained(failure) from failure
-        self._memory.close()  # other tuners may have what is lacking
+        return self._start_alone()
+
+    def _start_alone(self) -> Measurement:
+        """Start anew without other tuners, and with what wastes least of the memory.
+
+        The worker ends before: others that wait for memory would wait for what it holds.
+        """
+        self._worker.close()
+        self._memory.close()
+        self._memory.enter_context(self._turns.memory(ALL))
+        self._has_all_memory = True
+        env = self._env if ALLOCATOR in os.environ else {**self._env, ALLOCATOR: SPARING}
+        self._worker = new_worker(self._device, on_start=self._on_start, env=env)
         try:
-            return self._started(is_alone=True)
+            self._worker.start()
+            return self.time_baseline()
         except JobFailed as failure:
             raise explained(failure) from failure
-
-    def _started(self, *, is_alone: bool) -> Measurement:
-        self._has_all_memory = is_alone
-        self._memory.enter_context(self._turns.memory(needs_all=is_alone))
-        self._worker.start()
-        return self.time_baseline()
 
     def described(self) -> dict[str, Any]:
         """Return the facts and limits of the device, as its worker finds them, JSON-able."""
@@ -172,13 +186,12 @@ class Runner:
 
         Raises:
             WorkerError: the worker cannot be started any more.
+            ProblemError: started anew to have all memory, the reference lacks it all the same.
         """
         outcome = self._screen(candidate, build, best_us)
         if self._has_all_memory or self._is_cpu or not says_no_memory(outcome.reason):
             return outcome
-        self._memory.close()  # other tuners may have what is lacking
-        self._memory.enter_context(self._turns.memory(needs_all=True))
-        self._has_all_memory = True
+        self._start_alone()
         return self._screen(candidate, build, best_us)
 
     def _screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:

@@ -38,7 +38,7 @@ from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worke
 from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.worker import Reply, Worker
 from tuner.machine.host import has_many_cores
-from tuner.machine.turns import turns_of
+from tuner.machine.turns import ALL, HALF, SOME, turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
 
@@ -243,12 +243,13 @@ class Verifier:
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]
         ordered = [*first, *sorted(rest, key=lambda p: p.batch is None)]
-        return sorted(ordered, key=self._needs_all)
+        return sorted(ordered, key=self._share)
 
-    def _needs_all(self, probe: Probe) -> bool:
-        """Whether a probe may take so much of a GPU that others have no room beside it."""
+    def _share(self, probe: Probe) -> float:
+        """Return which share of a GPU's memory is waited for before a probe is asked."""
         rows = self._about["num_rows"] if probe.batch is None else probe.batch
-        return self._is_large(rows, probe.calls)
+        taken = self._taken(rows, probe.calls)
+        return SOME if taken <= SHARE_OF_ONE else HALF if taken <= HALF else ALL
 
     def _has_room_for_all(self) -> bool:
         """Whether a GPU has room for all pairs while they ask of few rows, as nearly always."""
@@ -256,16 +257,16 @@ class Verifier:
         is_taken = self._turns.has_others and free < FREE_SHARE * total
         own = self._about["num_rows"]
         rows = own if self._about["is_fixed"] else min(FEW_ROWS, own or FEW_ROWS)
-        return not (is_taken or self._is_large(rows))
+        return not (is_taken or self._taken(rows) > SHARE_OF_ONE)
 
-    def _is_large(self, rows: int | None, num_calls: int = 1) -> bool:
-        """Whether calls of so many rows may take a large part of a GPU's memory."""
+    def _taken(self, rows: int | None, num_calls: int = 1) -> float:
+        """Return the share of a GPU's memory that calls of so many rows may take."""
         if not self._is_gpu:
-            return False
+            return 0.0
         row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * num_calls)
         num_bytes = (rows or 1) * row_bytes + STATE_BYTES * float(self._about["state_elements"])
         num_bytes += FIXED_BYTES * num_calls * float(self._about["fixed_elements"])
-        return num_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
+        return num_bytes / float(self._about["total_bytes"])
 
     def _costs(self, probes: list[Probe]) -> list[float]:
         """Return seconds of each probe: as the last time, or as is usual."""
@@ -277,24 +278,24 @@ class Verifier:
     def _answers(self, pairs: Sequence[Pair], probes: Sequence[Probe]) -> Generator[ProbeResult]:
         """Yield verdicts, until one is a rejection or a little longer.
 
-        What may need all of a GPU's memory, and what found none beside other tuners, waits until
-        none of these holds much of it.
+        What may need much of a GPU's memory waits until other tuners leave as much, and what found
+        none beside them until none of these holds any.
         """
         seconds: dict[str, float] = {}
-        for needs_all, some in itertools.groupby(probes, key=self._needs_all):
+        for share, some in itertools.groupby(probes, key=self._share):
             left = [*some]
-            if not needs_all:
-                with self._turns.memory(needs_all=False):
+            if share > SOME:
+                pairs = _first_alone(pairs)
+            if share < ALL:
+                with self._turns.memory(share):
                     unanswered = yield from self._beside_others(pairs, left, seconds)
                     if unanswered is None:
                         return
                     left = unanswered
                     self._give_up_memory(pairs)
             if left:
-                with self._turns.memory(needs_all=True):
-                    for other in pairs[1:]:
-                        other.end()
-                    pairs = pairs[:1]
+                with self._turns.memory(ALL):
+                    pairs = _first_alone(pairs)
                     pairs[0].free()
                     if (yield from pairs[0].answers(left, seconds, is_alone=True)):
                         return
@@ -329,6 +330,13 @@ class Verifier:
         if self._turns.has_others or self._turns.is_memory_wanted:
             for pair in pairs:
                 pair.free()
+
+
+def _first_alone(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """End all pairs of processes but the first, and return that one."""
+    for other in pairs[1:]:
+        other.end()
+    return pairs[:1]
 
 
 def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:

@@ -3,7 +3,8 @@
 Files of each GPU below `cache_folder()`, locked while it is used; whoever is killed lets go.
 
     device      held alone to time, shared to check
-    memory      held shared to search, check or race, alone for what may take all of it
+    memory-0 .. parts of its memory, held alone: a few to search or race, half or all of them for
+                a question of a check that may take so much
     check-0, -1 held alone to check: memory and processors are for two at a time
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
     user-...    held by each process that searches, checks, waits for that or races
@@ -15,6 +16,7 @@ Only tuners of one user on one machine see each other, and only where all name t
 from __future__ import annotations
 
 import functools
+import math
 import os
 import tempfile
 import threading
@@ -29,8 +31,10 @@ from typing import IO
 from tuner.machine.host import cache_folder
 from tuner.machine.platforms import is_gpu
 
-__all__ = ["Turns", "turns_of"]
+__all__ = ["ALL", "HALF", "SOME", "Turns", "turns_of"]
 
+SOME, HALF, ALL = 0.25, 0.5, 1.0  # of the memory: some is what a search or a race takes as a rule
+MEMORY_PARTS = 4
 LOOK_EVERY_S = 0.002
 CHECKS_OF_OTHERS = 8  # that may come before one's own
 CHECKS_AT_ONCE = 2  # most of a check is the host's work; what takes all memory asks for it alone
@@ -104,16 +108,20 @@ class Turns:
             yield
 
     @contextmanager
-    def memory(self, needs_all: bool) -> Iterator[None]:
-        """Use much of the memory, beside others that do unless one of them needs all of it.
+    def memory(self, share: float = SOME) -> Iterator[None]:
+        """Use a share of the memory, beside others whose shares leave as much.
 
         Who uses it beside another thread of this process begins at once: that memory suffices for
         both is this process's affair.
         """
+        num_parts = math.ceil(share * MEMORY_PARTS)
 
         def take() -> None:
             with self._waiting():
-                self._take(self._memory.stack, "memory", LOCK_EX if needs_all else LOCK_SH)
+                self._take(
+                    self._memory.stack, "memory", LOCK_EX,
+                    num_places=MEMORY_PARTS, num_wanted=num_parts,
+                )  # fmt: skip
             self._be_seen(self._memory.stack)
 
         with self._memory.taken(take):
@@ -183,9 +191,15 @@ class Turns:
             flock(place, LOCK_EX)
 
     def _take(
-        self, stack: ExitStack, what: str, how: int, num_turns: int = 1, num_places: int = 1
+        self,
+        stack: ExitStack,
+        what: str,
+        how: int,
+        num_turns: int = 1,
+        num_places: int = 1,
+        num_wanted: int = 1,
     ) -> None:
-        """Take the lock of a file, or of any of several places.
+        """Take the lock of a file, or of as many as are wanted of several places, any of them.
 
         `num_turns` of others may be waited for without losing patience.
         """
@@ -198,17 +212,23 @@ class Turns:
             with (self._folder / f"{what}-gate").open("a") as gate:
                 until_s = time.monotonic() + num_turns * self._patience_s
                 if self._locked([gate], LOCK_EX, until_s):
-                    self._locked(files, how, until_s)
+                    self._locked(files, how, until_s, num_wanted)
         except OSError:  # a file system without locks, or a full one: as if there were one tuner
             self._folder = None
 
-    def _locked(self, files: Sequence[IO[str]], how: int, until_s: float) -> bool:
-        """Lock one of these; False, and no patience from now on, where it takes too long."""
+    def _locked(
+        self, files: Sequence[IO[str]], how: int, until_s: float, num_wanted: int = 1
+    ) -> bool:
+        """Lock some of these; False, and no patience from now on, where it takes too long."""
+        locked: set[IO[str]] = set()
         while True:
             for file in files:
                 with suppress(BlockingIOError):
-                    flock(file, how | LOCK_NB)
-                    return True
+                    if len(locked) < num_wanted and file not in locked:
+                        flock(file, how | LOCK_NB)
+                        locked.add(file)
+            if len(locked) == num_wanted:
+                return True
             if time.monotonic() > until_s:
                 self._patience_s = 0.0
                 return False
