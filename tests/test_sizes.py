@@ -453,8 +453,10 @@ def test_what_was_measured_changes_two_lines_and_nothing_that_is_compiled(files)
 def test_the_inputs_stand_once_in_a_file(files):
     functions = [n.name for n in ast.parse(files.text).body if isinstance(n, ast.FunctionDef)]
     assert functions.count("get_inputs") == functions.count("get_init_inputs") == 1
-    model = files.module.ModelNew(*files.module.get_init_inputs())
-    assert model(*files.module.get_inputs()).isfinite().all()
+    device = files.module.fused_device
+    model = files.module.ModelNew(*files.module.get_init_inputs()).to(device)
+    inputs = [x.to(device) for x in files.module.get_inputs()]
+    assert model(*inputs).isfinite().all()
 
 
 def test_the_header_names_each_size_and_kernel(files):
