@@ -16,7 +16,9 @@ class launched:
     def __init__(self, kernel):
         self.kernel = kernel
         self.compiled = {}
-        self.is_known = isinstance(kernel, triton.JITFunction) and torch.version.hip is None
+        version = tuple(map(int, triton.__version__.split(".")[:2]))  # older ones launch otherwise
+        is_compiled = isinstance(kernel, triton.JITFunction)  # and not interpreted
+        self.is_known = is_compiled and version >= (3, 4) and torch.version.hip is None
 
     def form_of(self, arguments, constants):
         form = [torch.cuda.current_device()]
