@@ -11,6 +11,7 @@ import pytest
 from test_problem import FLAGSHIP
 
 from tuner.check.probe import Probe
+from tuner.check.refusals import says_no_memory, unread
 from tuner.errors import MachineError, WorkerError
 from tuner.evaluate.asking import Fewer
 from tuner.evaluate.contender import Contender
@@ -93,6 +94,12 @@ def test_garbage_for_an_answer_is_named_as_the_answers_fault(task, tmp_path):
         check = verifier.check(Contender.of_file(path, is_deterministic=True))
     assert not check.is_accepted
     assert check.reason.startswith("as given: its answer was garbled: not a packed record")
+
+
+def test_an_answer_that_no_memory_is_left_to_judge_is_not_called_garbled():
+    said = "m.py:15: Model.forward failed: OutOfMemoryError: CUDA out of memory"
+    assert unread(said) == f"there was no memory to judge its answer: {said}"
+    assert says_no_memory(unread(said))
 
 
 @pytest.mark.parametrize(

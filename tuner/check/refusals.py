@@ -30,6 +30,7 @@ __all__ = [
     "row_elements",
     "says_no_memory",
     "tamer",
+    "unread",
 ]
 
 # How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
@@ -69,6 +70,13 @@ def refuses_layout(
 def says_no_memory(text: str) -> bool:
     """Whether an error is that memory ran out, which no module means by it."""
     return any(words in text for words in NO_MEMORY)
+
+
+def unread(said: str) -> str:
+    """Return why a judge could not judge an answer: what it raised on it."""
+    if says_no_memory(said):
+        return f"there was no memory to judge its answer: {said}"
+    return f"its answer was garbled: {said}"
 
 
 def row_elements(

@@ -15,6 +15,7 @@ from zlib import crc32
 
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
+from tuner.check.refusals import unread
 from tuner.errors import TunerError
 from tuner.evaluate.again import Taken
 from tuner.evaluate.asking import Asking, Fewer, JudgeEnded, lacks_memory
@@ -204,7 +205,7 @@ class Pair:
         except TunerError as failure:  # what was received is no answer
             cause = failure.__cause__
             said = cause.message if isinstance(cause, JobFailed) else str(failure)
-            return refused(f"its answer was garbled: {one_line(said, 300)}")
+            return refused(unread(one_line(said, 300)))
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
 
 

@@ -10,6 +10,7 @@ from math import nan
 from typing import Any
 
 from tuner.check.majority import by_majority
+from tuner.check.refusals import unread
 from tuner.errors import WorkerError
 from tuner.evaluate.job_spec import asked
 from tuner.evaluate.kept import missing_calls
@@ -147,4 +148,4 @@ def _judged(judge: Worker, job: str, answer: Reply) -> Reply | str:
     try:
         return judge.call(job, answer.data, answer.blobs, timeout_s=JOB_TIMEOUT_S)
     except JobFailed as failure:
-        return f"its answer was garbled: {failure.message}"
+        return unread(failure.message)
