@@ -71,7 +71,7 @@ def test_a_stub_is_what_was_generated_with_what_the_task_is(folder):
         assert "task cumsum: yours to write" in comment and "line 13" in comment
         assert "cumsum = cumsum(mul_1, axis=1)" in comment and "30 x 24" in comment
         # It stands before the task's own functions; those of gradients are behind them.
-        assert lines[end].startswith(('extern "C" const char* fused_mine', "@triton.jit"))
+        assert lines[end].startswith(('extern "C" const char* fused_mine', "@launched"))
         function = next(line for line in lines[end:] if "fused_mine" in line)
         assert "_rows_1" not in function
         assert any("_rows_1" in line for line in lines[end:])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.util
 import itertools
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -169,6 +172,26 @@ def test_many_numbers_of_rows_are_forgotten_again(direct):
         direct(torch.ones(rows, 2), w, 0.0)
     assert len(direct.names["_TAKEN"]) <= 1024
     assert direct.num_works == direct.num_checks == 1199
+
+
+def test_work_needs_nothing_that_the_first_import_alone_defines():
+    plan = replace(
+        PLAN,
+        steps=(
+            Step("aten", "relu", ("x",), gives="z"),
+            Step("call", "fused_direct_go", ("z", "w", "y", "eps")),
+        ),
+        outputs=(Tensor("y", ("cdiv(rows, 1)", "cols")),),
+    )
+    tree = ast.parse(python_calls(plan, "mine"))
+    defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+    called = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert {"_dense", "cdiv"} <= called
+    assert called - defined - {*dir(builtins)} == {"fused_direct_go"} | {"op", "work"}
 
 
 # ---- launches ---------------------------------------------------------------------------------

@@ -87,6 +87,11 @@ def cdiv(a, b):
     return -(-a // b)
 
 
+def _dense(tensor):
+    tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+
 _TAKEN = set()  # forms of arguments that an operator has checked and taken
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -148,11 +153,6 @@ def _prepared(tensor, name, num_dims, device, dtype):
     if torch.autograd.forward_ad._current_level >= 0:
         raise RuntimeError("forward-mode derivatives are not implemented")
     return _dense(tensor)
-
-
-def _dense(tensor):
-    tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def _expect(tensor, name, shape):
