@@ -100,7 +100,7 @@ class Runner:
         self._worker = new_worker(spec.device, on_start=on_start, env=env)
         self._turns = turns_of(spec.device)
         self._memory = ExitStack()  # what is held of the device's, while there is a worker
-        self._has_all_memory = False
+        self._has_all_memory = self._is_closed = False
         self._impossible_us = spec.impossible_us
         self._num_since_anchor = 0
         self.baseline: Measurement | None = None
@@ -157,6 +157,8 @@ class Runner:
         self._has_all_memory = True
         env = self._env if ALLOCATOR in os.environ else {**self._env, ALLOCATOR: SPARING}
         self._worker = new_worker(self._device, on_start=self._on_start, env=env)
+        if self._is_closed:  # meanwhile, by another thread, which saw the first one
+            self._worker.close()
         try:
             self._worker.start()
             return self.time_baseline()
@@ -173,6 +175,7 @@ class Runner:
 
     def close(self) -> None:
         """End the worker; from any thread."""
+        self._is_closed = True
         self._worker.close()
         self._memory.close()
 

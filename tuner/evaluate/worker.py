@@ -362,7 +362,7 @@ class Worker:
                 self._lock.release()
 
     def close(self) -> None:
-        """End the child, politely if it is idle, and refuse extra operators."""
+        """End the child, politely if it is idle, and refuse further calls."""
         self._is_closed = True
         child = self._child
         if child is not None and child.is_idle and self._lock.acquire(blocking=False):
