@@ -6,7 +6,9 @@ import math
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -220,6 +222,35 @@ def test_where_memory_runs_out_it_starts_again_when_others_have_left(
             bench.runner.close()
             other.kill()
         assert other.stdout.read() == "False\n"
+
+
+TIMES = """
+import sys, time
+from pathlib import Path
+from tuner.machine.turns import Turns
+
+with Turns(Path(sys.argv[1])).alone():
+    print("times", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_probes_expect_is_computed_while_no_other_tuner_times(planned, builder, tmp_path):
+    turns = tmp_path / "turns"
+    bench = Bench(planned, builder)
+    bench.runner._turns = Turns(turns)
+    command = [sys.executable, "-c", TIMES, str(turns)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert other.stdout.readline() == "times\n"
+        started = pool.submit(bench.runner.start)
+        time.sleep(0.5)
+        assert bench.runner._worker.generation == 0
+        other.kill()
+        assert started.result(60).latency_us > 0
+    bench.runner.close()
 
 
 def test_it_times_the_baseline_when_it_starts(bench):

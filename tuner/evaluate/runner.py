@@ -139,12 +139,18 @@ class Runner:
         """
         try:
             self._memory.enter_context(self._turns.memory())
-            self._worker.start()
-            return self.time_baseline()
+            return self._prepared()
         except JobFailed as failure:
             if not says_no_memory(failure.message):
                 raise explained(failure) from failure
         return self._start_alone()
+
+    def _prepared(self) -> Measurement:
+        """Start the worker and time the baseline; the memory is taken."""
+        # What is expected is computed on the device, for seconds, in which nobody else may time.
+        with self._turns.shared():
+            self._worker.start()
+        return self.time_baseline()
 
     def _start_alone(self) -> Measurement:
         """Start anew without other tuners, and with what wastes least of the memory.
@@ -160,8 +166,7 @@ class Runner:
         if self._is_closed:  # meanwhile, by another thread, which saw the first one
             self._worker.close()
         try:
-            self._worker.start()
-            return self.time_baseline()
+            return self._prepared()
         except JobFailed as failure:
             raise explained(failure) from failure
 
