@@ -54,7 +54,12 @@ def contents_of(
         if path:  # a wrapper, as LoRA's, or a class derived from its own computes something else
             found["is"] = type(part).__qualname__
             found["has its own forward"] = "forward" in held
-            if held["_forward_hooks"] or held["_forward_pre_hooks"]:
+            if (
+                held["_forward_hooks"]
+                or held["_forward_pre_hooks"]
+                or held["_backward_hooks"]
+                or held["_backward_pre_hooks"]
+            ):
                 found["has hooks"] = True
             path += "."
         for table in (held["_parameters"], held["_buffers"]):
