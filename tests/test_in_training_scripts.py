@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,8 +13,19 @@ from cpu_machine import GPP
 from test_steps import Taken
 from torch import Tensor, nn
 
+from tuner.capture.rows_text import with_rows
+from tuner.evaluate.modules import module_of
+
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 OPERATORS = ("fused_op", "fused_kept", "fused_gradients", "fused_weight_gradients")
+
+
+def named(taken: Taken, name: str) -> Taken:
+    """Keep the module that was just executed by a name, at which the compiler finds it again."""
+    module = sys.modules["model_new"]
+    assert vars(module) is taken.module
+    taken.module["__name__"], sys.modules[name] = name, module
+    return taken
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +37,22 @@ def images(tmp_path_factory) -> Taken:
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory) -> Taken:
     """With parameters of its own alone: RMSNorm and a gate."""
-    return Taken(tmp_path_factory.mktemp("gate"), "rms_norm_gate")
+    return named(Taken(tmp_path_factory.mktemp("gate"), "rms_norm_gate"), "model_new_gate")
+
+
+@pytest.fixture(scope="module")
+def gate_by_rows(gate) -> Taken:
+    """The same in a file that leaves few rows to the reference."""
+    taken = copy.copy(gate)
+    rows = {"call": (8, 2**63 - 1), "step": (16, 2**63 - 1)}
+    taken.module = module_of(with_rows(gate.family.model_new, rows))
+    taken.module |= {n: gate.module[n] for n in (*OPERATORS, "fused_device") if n in gate.module}
+    return named(taken, "model_new_gate_by_rows")
+
+
+@pytest.fixture(params=["gate", "gate_by_rows"])
+def either_gate(request) -> Taken:
+    return request.getfixturevalue(request.param)
 
 
 @contextmanager
@@ -118,3 +146,72 @@ def test_a_counter_of_floating_point_operations_sees_the_references(images):
         return counter.get_total_flops()
 
     assert_same(images, ask)
+
+
+# ---- others than eager ------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
+def test_a_traced_module_takes_any_number_of_rows(either_gate):
+    """Sizes were written into the trace: with other rows it gave a wrong shape, without a word."""
+
+    def ask(model: nn.Module) -> Tensor:
+        model.requires_grad_(False)
+        traced = torch.jit.trace(model, tuple(either_gate.problem.make_inputs(1)))
+        return traced(*(x[:9] for x in either_gate.problem.make_inputs(2)))
+
+    mine, own = models(either_gate)
+    torch.testing.assert_close(ask(mine), ask(own))
+
+
+def test_a_module_is_traced_symbolically(either_gate):
+    def ask(model: nn.Module) -> Tensor:
+        inputs = either_gate.problem.make_inputs(1)
+        return torch.fx.symbolic_trace(model)(*inputs).detach()
+
+    assert_same(either_gate, ask)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_has_any_batch_and_nothing_of_the_file(strict, either_gate):
+    """The comparison with the fewest rows was a constraint on the batch, and refused."""
+
+    def ask(model: nn.Module) -> Tensor:
+        x, y = either_gate.problem.make_inputs(1)
+        shapes = ({0: torch.export.Dim.DYNAMIC}, {0: torch.export.Dim.DYNAMIC})
+        model.requires_grad_(False)
+        found = torch.export.export(model, (x, y), dynamic_shapes=shapes, strict=strict)
+        named = {str(n.target) for n in found.graph.nodes if n.op == "call_function"}
+        assert named and all(name.startswith("aten.") for name in named)
+        return found.module()(x[:5], y[:5])
+
+    assert_same(either_gate, ask)
+
+
+# ---- other tensors ----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+def test_sparse_weights_take_the_reference(tmp_path):
+    taken = Taken(tmp_path, "linear_relu_linear")
+
+    def ask(model: nn.Module) -> Tensor:
+        model.requires_grad_(False)
+        part = next(p for p in model.modules() if isinstance(p, nn.Linear))
+        part.weight = nn.Parameter(part.weight.to_sparse_csr(), requires_grad=False)
+        return model(*taken.problem.make_inputs(1))
+
+    assert_same(taken, ask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_inputs_are_the_references(either_gate):
+    def ask(model: nn.Module) -> str:
+        x, y = (torch.nested.nested_tensor([x, x[:3]]) for x in either_gate.problem.make_inputs(1))
+        with pytest.raises(RuntimeError) as caught:
+            model(x, y)
+        return str(caught.value)
+
+    mine, own = models(either_gate)
+    assert ask(mine) == ask(own)

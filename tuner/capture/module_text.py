@@ -232,6 +232,8 @@ _STATE = {state!r}
 _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
 _SETTINGS = {settings!r}
 _PUBLIC = {{}}  # attributes that may be settings
+# Since PyTorch 2.7; before, what is exported has no operators of ours but in its strict mode.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 {contents_of}
@@ -253,8 +255,11 @@ def is_in_range(x, size, ignored):
     if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
         return None
     is_compiling = torch.compiler.is_compiling()
+    if is_compiling:
+        if _is_exporting():  # what is exported is used where this file is not
+            return None
     # Mapped by torch.func PyTorch makes one call of many: in another way, and sooner.
-    if not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None:
+    elif torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing():
         return None
     if True in _IS_NUMBER:
         if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
@@ -268,10 +273,13 @@ def is_in_range(x, size, ignored):
     if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
         return None
     for x in inputs:
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, torch.Tensor) or x.is_nested:
             return None
     if torch.overrides.has_torch_function((*inputs, *state.values())):
         return None
+    for x in (*inputs, *state.values()):
+        if x.layout is not torch.strided:
+            return None
     for name, (dtype, shape) in _FORMS.items():
         x = state.get(name)
         if x is None or x.dtype != dtype or x.shape != shape:
