@@ -148,6 +148,86 @@ def test_a_counter_of_floating_point_operations_sees_the_references(images):
     assert_same(images, ask)
 
 
+# ---- settings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "value"), [("stride", (1, 1)), ("padding", (0, 2))])
+def test_an_edited_tuple_of_a_part_is_taken(name, value, images):
+    """A stride that was edited later, as for segmentation, was passed over in silence."""
+
+    def ask(model: nn.Module) -> dict[str, Tensor]:
+        setattr(model.c, name, value)
+        return step(model, images.problem.make_inputs(1))
+
+    assert_same(images, ask)
+
+
+CONFIGURED = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act, self.axes, self.scales = F.gelu, [-1], {"out": 0.5}
+        self.lowest, self.unknown = float("-inf"), float("nan")
+
+    def shifted(self, x):
+        return x + 1.0
+
+    def forward(self, x):
+        x = self.shifted(self.act(x)).clamp_min(self.lowest)
+        return (x - x.mean(self.axes, keepdim=True)) * self.scales["out"]
+
+
+def get_inputs():
+    return [torch.randn(32, 24)]
+
+
+def get_init_inputs():
+    return []
+"""
+EDITS: dict[str, Callable[[nn.Module], object]] = {
+    "none": lambda model: None,
+    "function": lambda model: setattr(model, "act", torch.relu),
+    "list": lambda model: model.axes.append(-2),
+    "dict": lambda model: model.scales.update(out=2.0),
+    "method": lambda model: setattr(model, "shifted", torch.tanh),
+}
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory) -> Taken:
+    return Taken(tmp_path_factory.mktemp("configured"), "configured", CONFIGURED)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_functions_lists_and_methods_are_taken(edit, configured):
+    """An infinite attribute, which Python has no literal for, was no Python in the file."""
+
+    def ask(model: nn.Module) -> Tensor:
+        EDITS[edit](model)
+        with torch.no_grad():
+            return model(*configured.problem.make_inputs(1))
+
+    assert_same(configured, ask, *(["fused_op"] if edit == "none" else []))
+
+
+def test_a_class_of_ones_own_may_replace_what_forward_calls(configured):
+    (x,) = configured.problem.make_inputs(1)
+    for more, names in (({}, ["fused_op"]), ({"shifted": lambda _, x: x * 3.0}, [])):
+        found = []
+        for base in (configured.module["ModelNew"], type(configured.own)):
+            parts = {"forward": lambda me, x, base=base: base.forward(me, x), **more}
+            kind = type("Mine", (base,), parts)
+            with counted(configured) as calls, torch.no_grad():
+                found.append(kind()(x))
+            assert calls == (names if base is configured.module["ModelNew"] else [])
+        torch.testing.assert_close(*found)
+
+
 # ---- others than eager ------------------------------------------------------------------------
 
 

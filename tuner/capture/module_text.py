@@ -175,13 +175,22 @@ def usual_text(
         is_number=[not a.is_tensor for a in graph.arguments],
         tuned_rows=batch,
         state=_forms((*graph.parameters, *graph.buffers)),
-        settings=dict(settings),
+        settings=_literal(settings),
         has_modes=has_modes,
         has_calls=has_calls,
         rows=ROWS_TEXT if batch is not None else "",
         contents_of=inspect.getsource(contents_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
     )
+
+
+def _literal(value: object) -> str:
+    """Return a setting as Python, which has no literal for what is infinite."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return f'float("{value}")' if value in (math.inf, -math.inf) else repr(value)
 
 
 def _places_of(graph: Graph, inputs: Sequence[str]) -> dict[int, tuple[int, int | None]]:
@@ -230,8 +239,9 @@ _TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no long
 _PLACES = {places}  # inputs that pick one of so many, and the number that picks none
 _STATE = {state!r}
 _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
-_SETTINGS = {settings!r}
+_SETTINGS = {settings}
 _PUBLIC = {{}}  # attributes that may be settings
+_KINDS = {{}}  # of classes derived from ModelNew
 # Since PyTorch 2.7; before, what is exported has no operators of ours but in its strict mode.
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
@@ -240,6 +250,17 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 {made_from}
+
+
+def leaves_parts(kind):
+    # Whether a class that is derived from ours has no other methods and values for forward.
+    is_known = _KINDS.get(kind)
+    if is_known is None:
+        own = ModelNew.__mro__[: ModelNew.__mro__.index(nn.Module)]
+        own = {{name for each in own for name in vars(each) if name[:2] != "__"}} - {{"forward"}}
+        more = kind.__mro__[: kind.__mro__.index(ModelNew)]
+        is_known = _KINDS[kind] = all(own.isdisjoint(vars(each)) for each in more)
+    return is_known
 
 
 def is_in_range(x, size, ignored):
@@ -265,6 +286,8 @@ def is_in_range(x, size, ignored):
         if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
             return None
         inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
+    if type(module) is not ModelNew and (is_compiling or not leaves_parts(type(module))):
+        return None
     on_cpu = str(fused_device).startswith("cpu")
     listed = _SETTINGS if is_compiling else None
     settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
