@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -295,3 +297,98 @@ def test_nested_inputs_are_the_references(either_gate):
 
     mine, own = models(either_gate)
     assert ask(mine) == ask(own)
+
+
+# ---- what a step holds ------------------------------------------------------------------------
+
+
+def held_inputs(model: nn.Module, inputs: list[Tensor], kept: list[Tensor]) -> bool:
+    """Whether a computed input of a step is still held when only its loss is, after a backward."""
+    x = inputs[0].requires_grad_() * 1.0
+    held = weakref.ref(x)
+    kept.append(model(x, *inputs[1:]).sin().sum())
+    del x
+    kept[-1].backward()
+    gc.collect()
+    return held() is not None
+
+
+def test_a_loss_that_is_kept_holds_no_inputs(gate):
+    """A list of losses of a training held all inputs of all steps."""
+    kept: list[Tensor] = []
+
+    def ask(model: nn.Module) -> bool:
+        return held_inputs(model, gate.problem.make_inputs(1), kept)
+
+    assert_same(gate, ask, "fused_op", "fused_gradients")
+    with pytest.raises(RuntimeError, match="second time"):
+        kept[0].backward()
+
+
+@pytest.mark.parametrize("is_differentiated", [False, True])
+def test_checkpoint_holds_nothing_between(is_differentiated, gate):
+    """A step's inputs were held beside what is saved: checkpoint saved no memory."""
+
+    def ask(model: nn.Module) -> tuple[bool, list[Tensor]]:
+        held: list[weakref.ref[Tensor]] = []
+
+        def part(x: Tensor, y: Tensor) -> Tensor:
+            x = x * 1.0
+            held.append(weakref.ref(x))
+            return model(x, y)
+
+        x, y = (x.requires_grad_() for x in gate.problem.make_inputs(1))
+        made = torch.utils.checkpoint.checkpoint(part, x, y, use_reentrant=False)
+        gc.collect()
+        is_held = held[0]() is not None
+        found = torch.autograd.grad(made.sin().sum(), (x, y), create_graph=is_differentiated)
+        if is_differentiated:
+            found = torch.autograd.grad(sum(g.square().sum() for g in found), (x, y, model.w))
+        assert not is_held
+        return is_held, [g / g.abs().max() for g in found]
+
+    again = ["fused_op"] if is_differentiated else []  # for the second backward
+    assert_same(gate, ask, "fused_op", "fused_op", *again, "fused_gradients")
+
+
+def test_what_is_saved_goes_through_the_users_hooks(gate):
+    def ask(model: nn.Module) -> tuple[bool, dict[str, Tensor]]:
+        inputs = gate.problem.make_inputs(1)
+        x = inputs[0].requires_grad_() * 1.0
+        held = weakref.ref(x)
+
+        def packed(tensor: Tensor) -> Tensor:
+            return tensor.detach().clone()  # to another place
+
+        with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+            made = model(x, inputs[1])
+        del x
+        gc.collect()
+        made.sin().sum().backward()
+        gradients = {n: p.grad for n, p in model.named_parameters()}
+        return held() is not None, {**gradients, "x": inputs[0].grad}
+
+    assert_same(gate, ask, "fused_op", "fused_gradients")
+
+
+def test_a_backward_under_autocast_is_as_exact_as_the_forward_was(images):
+    """Its forward was computed again in bfloat16."""
+
+    def ask(model: nn.Module) -> dict[str, Tensor]:
+        made = model(*images.problem.make_inputs(1)).sin().sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            made.backward()
+        return {n: p.grad for n, p in model.named_parameters()}
+
+    assert_same(images, ask, "fused_kept")
+
+
+def test_inputs_made_in_inference_mode_are_data(gate):
+    """PyTorch saves what it computes of them; a step by kernels would have to save them."""
+
+    def ask(model: nn.Module) -> dict[str, Tensor]:
+        with torch.inference_mode():
+            inputs = [x.clone() for x in gate.problem.make_inputs(1)]
+        return step(model, inputs)
+
+    assert_same(gate, ask)
