@@ -16,7 +16,7 @@ from test_steps import Taken
 from torch import Tensor, nn
 
 from tuner.capture.rows_text import with_rows
-from tuner.evaluate.modules import module_of
+from tuner.evaluate.modules import imported, module_of
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 OPERATORS = ("fused_op", "fused_kept", "fused_gradients", "fused_weight_gradients")
@@ -230,6 +230,25 @@ def test_a_class_of_ones_own_may_replace_what_forward_calls(configured):
         torch.testing.assert_close(*found)
 
 
+def test_another_default_dtype_takes_the_reference(tmp_path):
+    """What a forward makes without a dtype has another one then; a file gave float32 still."""
+    text = CONFIGURED.replace("(x - x.mean", "torch.arange(x.shape[-1]) / 3 + (x - x.mean")
+    assert text != CONFIGURED
+    taken = Taken(tmp_path, "made", text)
+
+    def ask(model: nn.Module) -> list[Tensor]:
+        inputs = taken.problem.make_inputs(1)
+        with torch.no_grad():
+            found = [model(*inputs)]
+            torch.set_default_dtype(torch.float64)
+            try:
+                return [*found, model(*inputs)]
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+    assert_same(taken, ask, "fused_op")
+
+
 # ---- others than eager ------------------------------------------------------------------------
 
 
@@ -269,6 +288,20 @@ def test_an_exported_program_has_any_batch_and_nothing_of_the_file(strict, eithe
         return found.module()(x[:5], y[:5])
 
     assert_same(either_gate, ask)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_a_module_is_scripted_as_the_reference(gate, tmp_path):
+    """The compiler of scripts reads a forward's text, which has to stand in a file."""
+    path = tmp_path / "exported.py"
+    path.write_text(f"import torch\nimport torch.nn as nn\n{gate.family.model_new}")
+    taken = copy.copy(gate)
+    taken.module = vars(imported(path))
+
+    def ask(model: nn.Module) -> dict[str, Tensor]:
+        return step(torch.jit.script(model), gate.problem.make_inputs(1))
+
+    assert_same(taken, ask)
 
 
 # ---- other tensors ----------------------------------------------------------------------------

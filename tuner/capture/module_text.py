@@ -16,7 +16,7 @@ from tuner.capture.nest import Output
 from tuner.capture.parameters_text import parameters_of
 from tuner.capture.rows_text import ROWS_TEXT, asks_rows
 from tuner.capture.scalars import numbers_of
-from tuner.capture.settings import contents_of, made_from
+from tuner.capture.settings import contents_of, literal_of, made_from
 from tuner.capture.stages import Stages
 
 __all__ = [
@@ -175,22 +175,14 @@ def usual_text(
         is_number=[not a.is_tensor for a in graph.arguments],
         tuned_rows=batch,
         state=_forms((*graph.parameters, *graph.buffers)),
-        settings=_literal(settings),
+        settings=literal_of(settings),
+        default_dtype="get_default_dtype()" if "set_default_dtype" in reference else "float32",
         has_modes=has_modes,
         has_calls=has_calls,
         rows=ROWS_TEXT if batch is not None else "",
         contents_of=inspect.getsource(contents_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
     )
-
-
-def _literal(value: object) -> str:
-    """Return a setting as Python, which has no literal for what is infinite."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_literal(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    return f'float("{value}")' if value in (math.inf, -math.inf) else repr(value)
 
 
 def _places_of(graph: Graph, inputs: Sequence[str]) -> dict[int, tuple[int, int | None]]:
@@ -242,6 +234,7 @@ _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) i
 _SETTINGS = {settings}
 _PUBLIC = {{}}  # attributes that may be settings
 _KINDS = {{}}  # of classes derived from ModelNew
+_DEFAULT_DTYPE = torch.{default_dtype}  # of what a forward makes, when it was captured
 # Since PyTorch 2.7; before, what is exported has no operators of ours but in its strict mode.
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
@@ -294,6 +287,8 @@ def is_in_range(x, size, ignored):
     if settings != _SETTINGS or len(state) != len(_FORMS):
         return None
     if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
+        return None
+    if torch.get_default_dtype() != _DEFAULT_DTYPE:
         return None
     for x in inputs:
         if not isinstance(x, torch.Tensor) or x.is_nested:
@@ -357,6 +352,10 @@ _MODULE = """\
     def from_module(cls, module):
         # A ModelNew of a live Model's parameters and buffers, which both then share.
         return made_from(cls, module, _STATE)
+
+    def __prepare_scriptable__(self):
+        # What torch.jit.script takes: it reads the text of forward, and knows nothing of ours.
+        return made_from(Model, self)
 
     def forward(self, {parameters}):
 {asks_more}{asks_rows}        fused_state = usual_state(self, ({names},))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["contents_of", "made_from", "settings_of"]
+__all__ = ["contents_of", "literal_of", "made_from", "settings_of"]
 
 
 def settings_of(module: Any, has_modes: bool) -> dict[str, dict[str, object]]:
@@ -88,6 +90,15 @@ def contents_of(
             if parts[name] is not None:
                 left.append((path + name, parts[name]))
     return settings, tensors
+
+
+def literal_of(value: object) -> str:
+    """Return a setting as Python, which has no literal for what is infinite."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {literal_of(x)}" for key, x in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(literal_of, value)) + "]"
+    return f'float("{value}")' if value in (math.inf, -math.inf) else repr(value)
 
 
 def made_from(cls: Any, module: Any, state: Any = None) -> Any:
