@@ -320,6 +320,32 @@ def test_sparse_weights_take_the_reference(tmp_path):
     assert_same(taken, ask)
 
 
+class Wrapped(torch.Tensor):
+    """A tensor that makes PyTorch's own operations in a way of its own, as DTensor does."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        assert function.namespace == "aten", f"no rule for {function}"
+        args = [x.inner if isinstance(x, cls) else x for x in args]
+        return cls(function(*args, **(kwargs or {})))
+
+
+def test_tensors_that_dispatch_themselves_take_the_reference(gate):
+    def ask(model: nn.Module) -> Tensor:
+        with torch.no_grad():
+            return model(*map(Wrapped, gate.problem.make_inputs(1))).inner
+
+    assert_same(gate, ask)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_inputs_are_the_references(either_gate):
     def ask(model: nn.Module) -> str:

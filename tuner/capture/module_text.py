@@ -296,8 +296,13 @@ def is_in_range(x, size, ignored):
     if torch.overrides.has_torch_function((*inputs, *state.values())):
         return None
     for x in (*inputs, *state.values()):
+        kind = type(x)
         if x.layout is not torch.strided:
             return None
+        if kind is not torch.Tensor and kind is not nn.Parameter:  # a DTensor knows no operator
+            own = torch.Tensor.__torch_dispatch__
+            if is_compiling or kind.__torch_dispatch__ is not own:
+                return None
     for name, (dtype, shape) in _FORMS.items():
         x = state.get(name)
         if x is None or x.dtype != dtype or x.shape != shape:
