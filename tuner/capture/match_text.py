@@ -148,6 +148,10 @@ class ModelNew(Model):
         # A ModelNew of a live Model's parameters and buffers, which both then share.
         return made_from(cls, module, _STATE)
 
+    def __prepare_scriptable__(self):
+        # What torch.jit.script takes: it reads the text of forward, and knows nothing of ours.
+        return made_from(Model, self)
+
     def forward(self, {names}):
         # A compiler cannot follow modules that are made at a call.
         if torch.compiler.is_compiling():

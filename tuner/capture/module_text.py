@@ -16,7 +16,7 @@ from tuner.capture.nest import Output
 from tuner.capture.parameters_text import parameters_of
 from tuner.capture.rows_text import ROWS_TEXT, asks_rows
 from tuner.capture.scalars import numbers_of
-from tuner.capture.settings import contents_of, made_from
+from tuner.capture.settings import contents_of, literal_of, made_from
 from tuner.capture.stages import Stages
 
 __all__ = [
@@ -182,7 +182,8 @@ def usual_text(
         is_number=[not a.is_tensor for a in graph.arguments],
         tuned_rows=batch,
         state=_forms((*graph.parameters, *graph.buffers)),
-        settings=dict(settings),
+        settings=literal_of(settings),
+        default_dtype="get_default_dtype()" if "set_default_dtype" in reference else "float32",
         has_modes=has_modes,
         has_calls=has_calls,
         rows=ROWS_TEXT if batch is not None else "",
@@ -237,14 +238,29 @@ _TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no long
 _PLACES = {places}  # inputs that pick one of so many, and the number that picks none
 _STATE = {state!r}
 _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
-_SETTINGS = {settings!r}
+_SETTINGS = {settings}
 _PUBLIC = {{}}  # attributes that may be settings
+_KINDS = {{}}  # of classes derived from ModelNew
+_DEFAULT_DTYPE = torch.{default_dtype}  # of what a forward makes, when it was captured
+# Since PyTorch 2.7; before, what is exported has no operators of ours but in its strict mode.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 {contents_of}
 
 
 {made_from}
+
+
+def leaves_parts(kind):
+    # Whether a class that is derived from ours has no other methods and values for forward.
+    is_known = _KINDS.get(kind)
+    if is_known is None:
+        own = ModelNew.__mro__[: ModelNew.__mro__.index(nn.Module)]
+        own = {{name for each in own for name in vars(each) if name[:2] != "__"}} - {{"forward"}}
+        more = kind.__mro__[: kind.__mro__.index(ModelNew)]
+        is_known = _KINDS[kind] = all(own.isdisjoint(vars(each)) for each in more)
+    return is_known
 
 
 def is_in_range(x, size, ignored):
@@ -260,23 +276,40 @@ def is_in_range(x, size, ignored):
     if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
         return None
     is_compiling = torch.compiler.is_compiling()
+    if is_compiling:
+        if _is_exporting():  # what is exported is used where this file is not
+            return None
     # Mapped by torch.func PyTorch makes one call of many: in another way, and sooner.
-    if not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None:
+    elif torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing():
         return None
     if True in _IS_NUMBER:
         if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
             return None
         inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
+    if type(module) is not ModelNew and (is_compiling or not leaves_parts(type(module))):
+        return None
     on_cpu = str(fused_device).startswith("cpu")
     listed = _SETTINGS if is_compiling else None
     settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
     if settings != _SETTINGS or len(state) != len(_FORMS):
         return None
+    if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
+        return None
+    if torch.get_default_dtype() != _DEFAULT_DTYPE:
+        return None
     for x in inputs:
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, torch.Tensor) or x.is_nested:
             return None
     if torch.overrides.has_torch_function((*inputs, *state.values())):
         return None
+    for x in (*inputs, *state.values()):
+        kind = type(x)
+        if x.layout is not torch.strided:
+            return None
+        if kind is not torch.Tensor and kind is not nn.Parameter:  # a DTensor knows no operator
+            own = torch.Tensor.__torch_dispatch__
+            if is_compiling or kind.__torch_dispatch__ is not own:
+                return None
     for name, (dtype, shape) in _FORMS.items():
         x = state.get(name)
         if x is None or x.dtype != dtype or x.shape != shape:
@@ -331,6 +364,10 @@ _MODULE = """\
     def from_module(cls, module):
         # A ModelNew of a live Model's parameters and buffers, which both then share.
         return made_from(cls, module, _STATE)
+
+    def __prepare_scriptable__(self):
+        # What torch.jit.script takes: it reads the text of forward, and knows nothing of ours.
+        return made_from(Model, self)
 
     def forward(self, {parameters}):
 {asks_more}{asks_rows}        fused_state = usual_state(self, ({names},))

@@ -68,8 +68,9 @@ _ROWS_LINE = re.compile(rf"^{ROWS_NAME} = .*?  #", re.MULTILINE)
 # Few rows first, without a call, and the reference by its own name: a call or `super` cost 0.1 us
 # each, where all of a call of the reference may take 17 us.
 _ASKS_ROWS = """\
-        if _FUSED_ROWS:
-            fused_shape = getattr({batched}, "shape", None)
+        if _FUSED_ROWS and not _is_exporting():  # a comparison would fix the exported rows
+            fused_dense = isinstance({batched}, torch.Tensor) and not {batched}.is_nested
+            fused_shape = {batched}.shape if fused_dense else ()
             if fused_shape and (
                 fused_shape[0] < _LEAST_ROWS or not takes_rows(fused_shape[0], self, {names})
             ):

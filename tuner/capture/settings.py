@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["contents_of", "made_from", "settings_of"]
+__all__ = ["contents_of", "literal_of", "made_from", "settings_of"]
 
 
 def settings_of(module: Any, has_modes: bool) -> dict[str, dict[str, object]]:
@@ -20,10 +22,11 @@ def contents_of(
 ) -> tuple[dict[str, dict[str, object]], dict[str, Any]]:
     """Return settings of a module and its submodules, by path, and their tensors, by name.
 
-    Settings are numbers, words and classes, and which submodules have hooks. `public` is filled
-    with which of an object's attributes may be settings; of `known_settings` those alone are
-    looked up, since torch.compile lists no attributes before PyTorch 2.13. All in one walk, since
-    each call of an exported file takes it: PyTorch's own generators take three times as long.
+    Settings are numbers, words, lists and dicts of these, functions by their names, and classes,
+    and which submodules have hooks. `public` is filled with which of an object's attributes may
+    be settings; of `known_settings` those alone are looked up, since torch.compile lists no
+    attributes before PyTorch 2.13, and no functions, whose names it cannot ask. All in one walk,
+    which each call of an exported file takes: PyTorch's own generators take three times as long.
     Exported files hold this function's text, so it uses nothing from outside.
     """
     settings: dict[str, dict[str, object]] = {}
@@ -46,15 +49,35 @@ def contents_of(
                 public[names] = wanted
         else:
             wanted = [name for name in known_settings.get(path, ()) if name in held]
-        settings[path] = found = {}
+        found: dict[str, object] = {}
+        settings[path] = found
         for name in wanted:
             value = held[name]
             if isinstance(value, (bool, int, float, str)):
-                found[name] = value
+                found[name] = value if value == value else "nan"  # which equals nothing
+            elif isinstance(value, (tuple, list)):  # a stride, say
+                for item in value:
+                    if not isinstance(item, (bool, int, float, str)):
+                        break
+                else:
+                    found[name] = list(value)  # as JSON keeps it
+            elif isinstance(value, dict):
+                for key, item in value.items():
+                    if not isinstance(key, str) or not isinstance(item, (bool, int, float, str)):
+                        break
+                else:
+                    found[name] = dict(value)
+            elif known_settings is None and callable(value):  # an activation, say
+                found[name] = getattr(value, "__qualname__", type(value).__qualname__)
         if path:  # a wrapper, as LoRA's, or a class derived from its own computes something else
             found["is"] = type(part).__qualname__
             found["has its own forward"] = "forward" in held
-            if held["_forward_hooks"] or held["_forward_pre_hooks"]:
+            if (
+                held["_forward_hooks"]
+                or held["_forward_pre_hooks"]
+                or held["_backward_hooks"]
+                or held["_backward_pre_hooks"]
+            ):
                 found["has hooks"] = True
             path += "."
         for table in (held["_parameters"], held["_buffers"]):
@@ -67,6 +90,15 @@ def contents_of(
             if parts[name] is not None:
                 left.append((path + name, parts[name]))
     return settings, tensors
+
+
+def literal_of(value: object) -> str:
+    """Return a setting as Python, which has no literal for what is infinite."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {literal_of(x)}" for key, x in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(literal_of, value)) + "]"
+    return f'float("{value}")' if value in (math.inf, -math.inf) else repr(value)
 
 
 def made_from(cls: Any, module: Any, state: Any = None) -> Any:

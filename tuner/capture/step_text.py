@@ -122,6 +122,8 @@ def step_text(
             source = f"{made[name]}.detach()" if made[name] in returned else made[name]
             results.append(f"        result_{i} = {result_of(forward.value(name), source)}\n")
 
+    packed = list(dict.fromkeys([*read, *(known[t.name] for t in graph.inputs)]))
+
     def back(plan: StepPlan, call: str, indent: str) -> str:
         """Write the call of a backward, and what it returns."""
         joint, found = plan.joint, ["None"]
@@ -156,7 +158,9 @@ def step_text(
         results="".join(results),
         returned=", ".join(returned),
         read=", ".join(read),
-        unpacked=f"{', '.join(read)}, = ctx.saved_tensors" if read else "ctx.saved_tensors",
+        packed=", ".join(packed),
+        inputs=", ".join(f"fused_saved[{packed.index(known[t.name])}]" for t in graph.inputs),
+        unpacked=f"        {', '.join(read)}, = fused_saved[:{len(read)}]\n" if read else "",
         backward=backward,
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
@@ -224,6 +228,8 @@ def can_step(given):
     if _STEP_ROWS not in (None, len(given[{place_of_rows}])):
         return False
     wanted = [given[place].requires_grad for place in _DIFFERENTIABLE]
+    if any([x.is_inference() for x in given]):  # which cannot be saved; PyTorch may not need to
+        return False
     if {spares_inputs} and not any(wanted[:_NUM_INPUTS]):  # as data
         wanted = wanted[_NUM_INPUTS:]
     return {needed}(wanted)
@@ -247,31 +253,54 @@ class Step(torch.autograd.Function):
         made = detached({call}, {arguments})
 {results}        ctx.module, ctx.given = module, ({names},)
         ctx.modes = [(part, part.training) for part in module.modules()]
-        ctx.save_for_backward({read})
+        ctx.has_inputs = not is_packed()
+        if ctx.has_inputs:
+            ctx.save_for_backward({read})
+        else:  # by checkpoint, say, which is to let go of what is computed between
+            ctx.given = ctx.given[{num_inputs}:]
+            ctx.save_for_backward({packed})
         return ({returned},)  # no views, which could not be edited
 
     @staticmethod
     def backward(ctx, *grads):
-        {names}, = ctx.given
-        {unpacked}
+        fused_saved, fused_given = ctx.saved_tensors, ctx.given
+        if not ctx.has_inputs:
+            fused_given = ({inputs}, *fused_given)
+        if fused_saved and not is_kept():
+            ctx.given = ()  # else a result that is kept, as a loss, would hold them
         is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
         if torch.is_grad_enabled() or is_cast:
-            return (None, *by_reference(ctx, grads))
-{backward}
+            return (None, *by_reference(ctx, fused_given, grads))
+        {names}, = fused_given
+{unpacked}{backward}
 
-def by_reference(ctx, grads):
+def is_kept():
+    # Whether the graph of a backward is used once more; where PyTorch does not tell, it may be.
+    asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return asked is None or asked()
+
+
+def is_packed():
+    # Whether what is saved for a backward goes through hooks; PyTorch 2.6 does not tell.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+def by_reference(ctx, given, grads):
     # Gradients that are themselves differentiated, through the reference's own operations.
     is_differentiated = torch.is_grad_enabled()
+    kind = torch.device(fused_device).type
     now = [(part, part.training) for part in ctx.module.modules()]
-    inputs, state = ctx.given[:{num_inputs}], ctx.given[{num_inputs}:]
+    inputs, state = given[:{num_inputs}], given[{num_inputs}:]
     lent = {{f"module.{{name}}": x for name, x in zip({state}, state)}}
     lent |= {{f"module.{{name}}": lent[f"module.{{name}}"].clone() for name in {updated}}}
-    wanted = [x for x, is_wanted in zip(ctx.given, ctx.needs_input_grad[1:]) if is_wanted]
+    wanted = [x for x, is_wanted in zip(given, ctx.needs_input_grad[1:]) if is_wanted]
     try:
         for part, is_training in ctx.modes:
             part.training = is_training
         with torch.enable_grad():
-            made = torch.func.functional_call(AsReference(ctx.module), lent, inputs)
+            with torch.autocast(kind, enabled=False):  # as the forward was
+                made = torch.func.functional_call(AsReference(ctx.module), lent, inputs)
             made = made if isinstance(made, (tuple, list)) else (made,)
             pairs = [(y, g) for y, g in zip(made, grads) if y.requires_grad and g is not None]
             pairs = [(y, grad.reshape(y.shape)) for y, grad in pairs]
