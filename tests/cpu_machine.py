@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from shared_builds import built_once
+from shared_builds import GOLD, built_once
 
 from tuner.machine.device import describe
 from tuner.machine.vectors import Vectors, vectors
@@ -43,7 +43,6 @@ def compiled(candidate: Candidate, registers: Vectors = VECTORS, *, level: str =
     if GPP is None:
         pytest.skip("needs g++, which is not on the PATH")
     flags = [level, f"-march={registers.march}", "-fopenmp", "-std=c++17", "-shared", "-fPIC"]
-    if shutil.which("ld.gold"):  # a sixth of the time of these small texts
-        flags.append("-fuse-ld=gold")
+    flags += GOLD
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
     return built_once(candidate.source, ".cpp", [GPP, *flags, *warnings])[0]

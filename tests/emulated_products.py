@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import torch
-from shared_builds import built_once, header_built_once
+from shared_builds import GOLD, built_once, header_built_once
 
 from tuner.kernel.family import builtin_folder
 from tuner.kernel.rendering import rendered
@@ -75,7 +75,7 @@ def _compiled(text: str) -> ctypes.CDLL:
     for include, own in (("wgmma_emulated_headers.hpp", headers), ("products.cuh", text)):
         whole = whole.replace(f'#include "{include}"\n', own)
     command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-ffp-contract=off"]
-    command += ["-shared", "-fPIC"]
+    command += ["-shared", "-fPIC", *GOLD]
     # What it includes of the standard library is most of the compiler's work.
     command += header_built_once(_HERE / "wgmma_emulation.hpp", command)
     return ctypes.CDLL(str(built_once(whole, ".cc", command)[0]))

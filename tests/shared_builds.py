@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ from pathlib import Path
 
 from tuner.trial import content_key
 
-__all__ = ["built_once", "header_built_once"]
+__all__ = ["GOLD", "built_once", "header_built_once"]
+
+# To link with: 0.1 s less of each text. nvcc does not know it.
+GOLD = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
 
 
 def built_once(source: str, ending: str, command: Sequence[str]) -> tuple[Path, str]:

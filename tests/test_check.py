@@ -758,6 +758,18 @@ def test_float32_limit_is_twice_the_baselines_or_sixteen_ulp(problem):
     assert "with limit" in result.reason
 
 
+@pytest.mark.parametrize("accuracy", [FLOAT32, LOOSE])
+@pytest.mark.parametrize("spoilt", [0.0, 1e30, float("inf"), float("-inf"), float("nan")])
+def test_few_elements_are_compared_as_many_are(spoilt, accuracy, monkeypatch):
+    want = torch.linspace(-3.0, 5.0, 960, dtype=torch.float64).view(40, 24)
+    got = want.float() * (1.0 + 2e-4 * torch.linspace(0.0, 1.0, 24))
+    got[3, 5] = spoilt
+    few = compare(got.T, want.T, None, accuracy)
+    monkeypatch.setattr("tuner.check.compare.FEW", 0)
+    many = compare(got.T, want.T, None, accuracy)
+    assert dataclasses.astuple(few) == pytest.approx(dataclasses.astuple(many), rel=1e-12)
+
+
 def test_under_32_rows_the_limit_is_four_times_the_baselines(problem):
     probe = Probe("few", seed_inputs=3, seed_weights=4, batch=31, distribution="offset")
     assert altered(problem, spoil((3, 5), 1.9), probe=probe).is_accepted

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cpu_machine import GPP
-from shared_builds import header_built_once
+from shared_builds import GOLD, header_built_once
 from spaces import feasible
 from test_any_module import answers, assert_as_exact, derive
 from test_cuda_beside import cuda_code, needs_nvcc, needs_triton
@@ -152,7 +152,9 @@ def emulated(source: str, folder: Path, ring: int, columns: int = 9001) -> ctype
     command = [str(GPP), "-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-pthread", "-w"]
     # Its includes, of threads and barriers, are half of the compiler's work.
     command += header_built_once(Path(__file__).with_name("cluster_emulation.hpp"), command)
-    subprocess.run([*command, "-shared", "-o", "rows.so", "rows.cpp"], cwd=folder, check=True)
+    subprocess.run(
+        [*command, *GOLD, "-shared", "-o", "rows.so", "rows.cpp"], cwd=folder, check=True
+    )
     return ctypes.CDLL(str(folder / "rows.so"))
 
 

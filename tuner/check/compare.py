@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.exercise import CHUNK_ELEMENTS
+from tuner.check.sums_of_errors import FEW, chunks, differences, sums_of, sums_of_few
 from tuner.problem.accuracy import Accuracy
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ __all__ = [
 ULP = 2.0**-24  # half the distance between 1 and the next float32
 FLOOR_ULPS = 16  # an error below this many ULP of the largest value is always accepted
 SMALL_BATCH = 32  # below it the float32 class allows 4x instead of 2x the baseline's error
-EDGE_ULPS = 64  # so near to the largest number of its type, rounding decides about an Inf
 DOUBLE = 2.0**-38  # of the largest float64 value: 15 bits for sums, 14 bits from float32
 ZERO = 1e-10  # of the largest gradient: one below this share is mathematically 0
 CANCELLED = 2.0**-48  # sixteen times what float64 leaves of terms of 1 that cancel
@@ -147,19 +146,21 @@ def compare(
         )
     if not want.numel():
         return Error()
-    sums: list[torch.Tensor] = []
-    if unjudged is None:  # a fourth of what elements that may be NaN ask for
-        sums = [_sums(g - w, w, accuracy) for g, w, _ in _chunks(got, want, None)]
-    rows = torch.stack(sums).tolist() if sums else [[math.inf]]  # waits for a GPU once
+    rows = [[math.inf]]
+    if unjudged is None and want.numel() <= FEW and got.is_cpu and want.is_cpu:
+        rows = [sums_of_few(got, want, accuracy)]
+    elif unjudged is None:  # a fourth of what elements that may be NaN ask for
+        sums = [sums_of(g - w, w, accuracy) for g, w, _ in chunks(got, want, None)]
+        rows = torch.stack(sums).tolist()  # waits for a GPU once
     # So are the largest error and the squares, where all are.
     if not all(math.isfinite(sum(row[:2])) for row in rows):
         sums = []
-        for g, w, skip in _chunks(got, want, unjudged):
-            error, is_misplaced = _differences(g, w, skip, got.dtype)
+        for g, w, skip in chunks(got, want, unjudged):
+            error, is_misplaced = differences(g, w, skip, got.dtype)
             if not tells_nan_from_inf:
                 is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
             value = torch.where(torch.isfinite(w), w.abs(), 0.0)
-            sums.append(_sums(error, value, accuracy, is_misplaced))
+            sums.append(sums_of(error, value, accuracy, is_misplaced))
         rows = torch.stack(sums).tolist()
     max_abs, squares, largest, squares_of_values, beyond, misplaced = zip(*rows, strict=True)
     return Error(
@@ -168,74 +169,13 @@ def compare(
     )  # fmt: skip
 
 
-def _sums(
-    error: torch.Tensor,
-    value: torch.Tensor,
-    accuracy: Accuracy | None,
-    is_misplaced: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return what an `Error` is made of, of one chunk, on its device; signs do not matter.
-
-    Absolute values would be written and read again: that was half of the memory's traffic.
-    """
-    import torch
-
-    norm, none = torch.linalg.vector_norm, error.new_zeros(())
-
-    def largest(values: torch.Tensor) -> torch.Tensor:
-        low, high = values.aminmax()  # NaN where one is
-        return torch.maximum(-low, high)
-
-    limit = None
-    if accuracy is not None and accuracy.kind == "tolerance":
-        limit = accuracy.atol + accuracy.rtol * value.abs()
-    return torch.stack([
-        largest(error), norm(error).square(), largest(value), norm(value).square(),
-        none if limit is None else (error.abs() > limit).sum().double(),
-        none if is_misplaced is None else is_misplaced.sum().double(),
-    ])  # fmt: skip
-
-
 def are_close(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are the same to three digits; NaN is like NaN."""
     import torch
 
     return all(
-        torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True)
-        for a, b, _ in _chunks(first, second, None)
+        torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True) for a, b, _ in chunks(first, second, None)
     )
-
-
-def _chunks(
-    got: torch.Tensor, want: torch.Tensor, unjudged: torch.Tensor | None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """Yield flat float64 pieces of both, small enough for several temporaries."""
-    g, w = got.reshape(-1), want.reshape(-1)
-    skip = None if unjudged is None else unjudged.reshape(-1)
-    for start in range(0, w.numel(), CHUNK_ELEMENTS):
-        piece = slice(start, start + CHUNK_ELEMENTS)
-        yield g[piece].double(), w[piece].double(), None if skip is None else skip[piece]
-
-
-def _differences(
-    got: torch.Tensor, want: torch.Tensor, skip: torch.Tensor | None, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the absolute error (0 where either is not finite) and where NaN or Inf is amiss.
-
-    Within rounding of the largest number of its dtype, a value may be an Inf of its sign.
-    """
-    import torch
-
-    is_both_finite = torch.isfinite(got) & torch.isfinite(want)
-    error = torch.where(is_both_finite, (got - want).abs(), 0.0)
-    is_same = is_both_finite | (got == want) | (torch.isnan(got) & torch.isnan(want))
-    kind = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
-    edge = kind.max * (1.0 - EDGE_ULPS * kind.eps)
-    is_same |= torch.isinf(got) & (got.sign() == want.sign()) & (want.abs() >= edge)
-    if skip is not None:
-        error = torch.where(skip, 0.0, error)
-        is_same = is_same | skip
-    return error, ~is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +310,8 @@ def first_beyond(
 ) -> tuple[int, float]:
     """Return the flat index of the first offending element, and the share of them."""
     start, first, worst, total = 0, None, (-1.0, 0), 0
-    for g, w, skip in _chunks(got, want, unjudged):
-        difference, is_misplaced = _differences(g, w, skip, got.dtype)
+    for g, w, skip in chunks(got, want, unjudged):
+        difference, is_misplaced = differences(g, w, skip, got.dtype)
         is_bad = is_misplaced
         if not error.num_misplaced:
             limit: Any = limits.max_abs
