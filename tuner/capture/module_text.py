@@ -124,16 +124,11 @@ def model_new(
     ]
     stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
-    copies = {
-        state_text(buffer): f"made[{written.index(name)}].view_as({state_text(buffer)})"
-        for buffer, name in stages.updates.items()
-    }
-    if len(copies) > 1:  # at once: the host takes as long for each copy as for a launch
-        updates.append(
-            f"torch._foreach_copy_([{', '.join(copies)}], [{', '.join(copies.values())}])"
-        )
-    else:
-        updates += [f"{buffer}.copy_({source})" for buffer, source in copies.items()]
+    sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
+    buffers = [state_text(buffer) for buffer in stages.updates]
+    copies = [f"{source}.view_as({b})" for source, b in zip(sources, buffers, strict=True)]
+    if copies:  # at once: the host takes as long for each copy as for a launch
+        updates.append(f"torch._foreach_copy_([{', '.join(buffers)}], [{', '.join(copies)}])")
     usual = usual_text(graph, reference, settings, has_modes, batch, has_calls=bool(stages.calls))
     return _MODULE.format(
         usual=usual,
