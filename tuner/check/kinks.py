@@ -45,6 +45,10 @@ __all__ = ["Replay", "errors_at_kinks", "note_at_kinks"]
 # twice, with opposite signs, so that what is much nearer to a kink is on its other side in one of
 # them; the short reach crosses few kinks at once, as a candidate does.
 REACHES = (4.0, 8.0, 2.0, 8.0)
+# Of outputs alone, of which one element in a million may be at the other end of a clamp: it is
+# off as the furthest of so many is, and a candidate may have four times PyTorch's own error. All
+# numbers are moved by as much, so that none lies nearer by chance.
+FAR_REACHES = (16.0, 32.0)
 MOST_OFF = 8.0  # times the limit of an output: a replay that is further off is no allowed forward
 UNKNOWN = 2.0**-22  # an error where float32 runs other operations than float64, relative
 JUMP = 0.25  # of a limit: what an element must differ by between replays to be at a kink
@@ -52,7 +56,9 @@ MOST_FITTED_BYTES = 2**32  # of what replays differ by; beyond it sums of them a
 FITTED_FROM = 64  # elements for each replay
 SAME = 1e-8  # relative: what replays that cross the same kinks differ by, squared
 SAMPLED = 2**12  # elements of a result that its error is measured on
-LEFT = 2.0**-24  # of the size around: what cancels down to less has few bits left in float64, too
+# Of the size around: what cancels down to less has few bits left in float64, too, and is then held
+# by float32 by chance: one of four was at 2^-23.
+LEFT = 2.0**-20
 FEW = 16  # of which a root mean square says little
 MOST_SAID = 120  # characters
 # Of whole and half numbers: what is equal or at a kink is so exactly, and is what they ask about.
@@ -128,6 +134,8 @@ class Replay:
                 generators[y.device] = torch.Generator(y.device).manual_seed(seed)
             size = _size_around(y)
             by = torch.empty_like(y).uniform_(-1.0, 1.0, generator=generators[y.device])
+            if abs(reach) in FAR_REACHES:
+                by.sign_()
             by.mul_((size * result.relative).clamp_(max=result.error) * reach)
             is_held = y.to(result.dtype).to(y.dtype) == y
             is_held &= (y == 0) | (y.abs() > LEFT * size)
@@ -212,13 +220,14 @@ def _errors_at_kinks(
 ) -> dict[str, Error]:
     import torch
 
+    reaches = REACHES + (FAR_REACHES if all(n.startswith("call") for n in got) else ())
     low = {n: oracle[n].clone(memory_format=torch.contiguous_format) for n in got}
     high = {n: t.clone() for n, t in low.items()}
-    held = sum(t.numel() * t.element_size() for t in low.values()) * 2 * len(REACHES)
+    held = sum(t.numel() * t.element_size() for t in low.values()) * 2 * len(reaches)
     jumps: dict[str, list[torch.Tensor]] = {n: [] for n in got if held <= MOST_FITTED_BYTES}
     results = replay.measured()
-    for turn in range(2 * len(REACHES)):
-        reach = REACHES[turn // 2] * (-1.0 if turn % 2 else 1.0)
+    for turn in range(2 * len(reaches)):
+        reach = reaches[turn // 2] * (-1.0 if turn % 2 else 1.0)
         report, moved = replay.moved(results, reach, turn // 2)
         if report.error:
             return {}
