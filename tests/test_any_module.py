@@ -21,7 +21,7 @@ from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes
 from tuner.config.run_config import load_config
 from tuner.deriving import derive_config
-from tuner.errors import ProblemError
+from tuner.errors import InputError, ProblemError
 from tuner.evaluate.modules import fused, imported, module_of
 from tuner.export.certificate import read_certificate
 from tuner.kernel.binding import bind
@@ -211,6 +211,33 @@ def derive(folder: Path, name: str, text: str):
     forwards = [Captured(g) for g in (graph, resized) if g]
     made = derived(forwards[0], text, name, settings, False, folder / "derived", *forwards[1:])
     return problem, made
+
+
+CLASHES = """
+import torch, torch.nn as nn
+
+def detached(x):
+    return x * 2
+
+class ModelNew(nn.Module):
+    pass
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(detached(x))
+
+def get_inputs():
+    return [torch.randn(4, 100)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_name_that_exported_files_have_themselves_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"clashes\.py, line 4: .*'detached'(.|\n)*next: name it"):
+        derive(tmp_path, "clashes", CLASHES)
+    derive(tmp_path, "renamed", CLASHES.replace("detached", "doubled"))
 
 
 def answers(value) -> list[torch.Tensor]:

@@ -12,10 +12,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_any_module import derive
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.export.module import export_text
 from tuner.export.python_operators import python_binding, python_calls
-from tuner.kernel.family import builtin_folder
+from tuner.kernel.family import builtin_folder, load_family
+from tuner.machine.datasheets import known_device
 from tuner.plans import Argument, Plan, Step, Tensor
 
 PLAN = Plan(
@@ -192,6 +195,42 @@ def test_work_needs_nothing_that_the_first_import_alone_defines():
     }
     assert {"_dense", "cdiv"} <= called
     assert called - defined - {*dir(builtins)} == {"fused_direct_go"} | {"op", "work"}
+
+
+OWN_NAMES = """
+import torch, torch.nn as nn
+
+def cdiv(a):
+    return a / 3.0
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(cdiv(x))
+
+def get_inputs():
+    return [torch.randn(4, 100)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_modules_own_functions_stay_beside_those_of_its_kernels(tmp_path):
+    _, made = derive(tmp_path, "own_names", OWN_NAMES)
+    family = load_family(made.name, [made.folder])
+    candidate = family.render({"template": "nest_triton"}, known_device("H200").facts())
+    text = export_text(family, candidate, reference=OWN_NAMES, sizes={}, flags=[], provenance=[])
+    names = [n.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+    assert names.count("cdiv") == 1 and "cdiv_of_kernel_1" in names
+    function = candidate.plan.function
+    assert f"return (called_{function}_of_kernel_1(*args),)" in text
+    assert f"def called_{function}_of_kernel_1(*args):" in text
+    plain = OWN_NAMES.replace("cdiv", "thirds")
+    _, made = derive(tmp_path, "plain", plain)
+    family = load_family(made.name, [made.folder])
+    candidate = family.render({"template": "nest_triton"}, known_device("H200").facts())
+    text = export_text(family, candidate, reference=plain, sizes={}, flags=[], provenance=[])
+    assert "_of_kernel_1" not in text
 
 
 # ---- launches ---------------------------------------------------------------------------------

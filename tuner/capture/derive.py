@@ -11,6 +11,7 @@ that were captured, and `super().forward` everywhere else.
 
 from __future__ import annotations
 
+import ast
 import json
 import keyword
 import math
@@ -38,6 +39,7 @@ from tuner.capture.step_text import StepPlan, planned, step_text
 from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
+from tuner.errors import InputError
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
@@ -61,7 +63,8 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 40  # of what is written; part of the key
+_NAMED = (ast.FunctionDef, ast.ClassDef)
+FORMAT = 41  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -104,6 +107,7 @@ def derived(
 
     Raises:
         NotOneNest: no loops can be generated for the graph.
+        InputError: the file gives a name that its exported file gives to something else.
     """
     graph = with_biases_apart(with_numbers_as_tensors(captured.graph))
     stages = stages_of(graph)
@@ -119,13 +123,12 @@ def derived(
         parts = _parts(of, own, plan)
         step = "" if plan is None else step_text(of, own, plan, batch, is_fixed=is_fixed)
         batches = (batch, None if is_fixed else batch)
-        made = {
-            "op.yaml": _op_yaml(of, parts, op, batches),
-            "model_new.py": model_new(of, own, reference, settings, has_modes, batch, step),
-        }
-        for name, products in makers_of(of, own.calls).items():
+        module = model_new(of, own, reference, settings, has_modes, batch, step)
+        _refuse_names(reference, module, name)
+        made = {"op.yaml": _op_yaml(of, parts, op, batches), "model_new.py": module}
+        for maker, products in makers_of(of, own.calls).items():
             own_parts = parts if products.takes_steps else parts[:1]
-            made[f"{name}.triton.py.j2"] = triton_template(own_parts, op, products=products)
+            made[f"{maker}.triton.py.j2"] = triton_template(own_parts, op, products=products)
         if own.nests:
             is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
             cuts = partitions if is_mine else partitions_of(of, own)
@@ -252,6 +255,18 @@ def _parts(graph: Graph, own: Stages, plan: StepPlan | None) -> list[Part]:
             names = _names(less.gradients, given, "_wgrad")
             parts.append(Part("weight_gradients", less.joint.gradients, less.gradients, names))
     return parts
+
+
+def _refuse_names(reference: str, module: str, name: str) -> None:
+    """Refuse a file of which the text around it, which comes behind, would replace a function."""
+    head, _, tail = module.partition(reference.rstrip())
+    mine = {n.name: n.lineno for n in ast.parse(reference).body if isinstance(n, _NAMED)}
+    ours = {n.name for n in ast.parse(f"{head}\n{tail}").body if isinstance(n, _NAMED)}
+    for taken in sorted(mine.keys() & ours - {"ModelNew"}):
+        raise InputError(
+            f"{name}.py, line {mine[taken]}: exported files use the name {taken!r} themselves\n"
+            "  next: name it otherwise"
+        )
 
 
 def identifier(name: str) -> str:

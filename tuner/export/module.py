@@ -16,7 +16,7 @@ from tuner.capture.settings import made_from
 from tuner.errors import TemplateError
 from tuner.export.python_operators import operator_of, python_binding, python_calls
 from tuner.export.registration import cpp_binding, schema
-from tuner.export.several import Dispatch, apart, dispatch_text
+from tuner.export.several import Dispatch, apart, dispatch_text, named_in
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
 from tuner.kernel.python_calls import size_lines
@@ -72,22 +72,24 @@ def export_text(
     kernels = [(candidate, flags), *more]
     namespaces = [f"tuner_{content_key(each.key, glue, ' '.join(of))[:8]}" for each, of in kernels]
     blocks = [_block(*each, name) for each, name in zip(kernels, namespaces, strict=True)]
-    endings = ["", *(f"_of_kernel_{number}" for number in range(2, len(blocks) + 1))]
-    if dispatch is None:
-        fused = _fused(candidate, namespaces[0])
-    else:
-        device = f'fused_device = "{platform_of(candidate.language).torch_type}"'
-        plans = [each.plan for each, _ in kernels]
-        operators = [
-            {
-                name: operator_of(call, each.language, namespace, end)
-                for name, call in {"op": each.plan, **each.plan.extra}.items()
-                if call is not None
-            }
-            for (each, _), namespace, end in zip(kernels, namespaces, endings, strict=True)
-        ]
-        fused = f"{device}\n\n\n{dispatch_text(plans, operators, dispatch)}"
     try:
+        endings = ["", *(f"_of_kernel_{number}" for number in range(2, len(blocks) + 1))]
+        if not named_in(blocks[0]).isdisjoint(named_in(family.model_new)):
+            endings[0] = "_of_kernel_1"  # the module's file may have a `cdiv` of its own
+        if dispatch is None:
+            fused = _fused(candidate, namespaces[0], endings[0])
+        else:
+            device = f'fused_device = "{platform_of(candidate.language).torch_type}"'
+            plans = [each.plan for each, _ in kernels]
+            operators = [
+                {
+                    name: operator_of(call, each.language, namespace, end)
+                    for name, call in {"op": each.plan, **each.plan.extra}.items()
+                    if call is not None
+                }
+                for (each, _), namespace, end in zip(kernels, namespaces, endings, strict=True)
+            ]
+            fused = f"{device}\n\n\n{dispatch_text(plans, operators, dispatch)}"
         futures, model_new = _futures_apart(family.model_new.strip())
         parts = [
             _header(family, [each for each, _ in kernels], provenance, standing),
@@ -282,14 +284,14 @@ def _fake(plan: Plan, namespace: str) -> str:
         return {outputs if len(plan.outputs) == 1 else f"({outputs})"}'''
 
 
-def _fused(candidate: Candidate, namespace: str) -> str:
+def _fused(candidate: Candidate, namespace: str, ending: str) -> str:
     """Name what the family's module uses: operator and extra operators (each gives a tuple)."""
     parts = [f'fused_device = "{platform_of(candidate.language).torch_type}"']
     for name, call in {"op": candidate.plan, **candidate.plan.extra}.items():
         if call is None:
             parts.append(f"fused_{name} = None")
             continue
-        operator = operator_of(call, candidate.language, namespace)
+        operator = operator_of(call, candidate.language, namespace, ending)
         if len(call.outputs) > 1:
             parts.append(f"fused_{name} = {operator}")
         else:

@@ -15,7 +15,9 @@ from typing import Any
 from tuner.by_batch import MOST, Way
 from tuner.plans import Plan
 
-__all__ = ["KERNELS_NAME", "Dispatch", "apart", "dispatch_text", "take_kernel", "way_of"]
+__all__ = [
+    "KERNELS_NAME", "Dispatch", "apart", "dispatch_text", "named_in", "take_kernel", "way_of",
+]  # fmt: skip
 
 KERNELS_NAME = "_FUSED_KERNELS"  # of the line that says which kernel is for how many rows
 _WAYS: dict[str, Way] = {
@@ -115,6 +117,11 @@ def apart(text: str, ending: str) -> str:
         assert at[column:end] == name.encode(), (name, at)
         lines[line - 1] = at[:end] + ending.encode() + at[end:]
     return b"\n".join(lines).decode()
+
+
+def named_in(text: str) -> set[str]:
+    """Return what a Python text names at its top level, imports apart."""
+    return _given(ast.parse(text).body)
 
 
 def _given(body: Sequence[ast.stmt]) -> set[str]:
