@@ -60,7 +60,8 @@ def test_a_wrong_step_costs_the_step_and_not_the_file(tmp_path, effort):
     assert note.partition(" (")[0] in (run.path / "report.html").read_text()
     log = (run.path / "log.txt").read_text()
     assert ("it is steps of training alone" in log) == (effort == "normal")
-    exported = module_of((run.path / f"export/trial_{result.winner}.py").read_text())
+    path = run.path / f"export/trial_{result.winner}.py"  # where PyTorch is faster; else it is
+    exported = module_of((path if path.exists() else path.with_name("model_new.py")).read_text())
     model, x = exported["ModelNew"](), torch.randn(48, 64, requires_grad=True)
     model(x).sum().backward()
     reference, same = exported["Model"](), x.detach().requires_grad_()

@@ -199,12 +199,17 @@ def check_gradients(taken: Taken, name: str, batches: tuple[int | None, ...] = (
 
 
 def with_saved_bytes(model, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
-    """Return gradients, and the bytes of what lies between forward and backward."""
+    """Return gradients, and the bytes of what lies between forward and backward.
+
+    Inputs and weights are the caller's. A step holds inputs in any case, for gradients that are
+    differentiated; where something packs what is saved, it saves them as well.
+    """
     saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
+        if not (tensor.is_leaf and tensor.requires_grad):
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
