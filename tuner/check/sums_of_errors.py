@@ -53,7 +53,7 @@ def sums_of_few(got: torch.Tensor, want: torch.Tensor, accuracy: Accuracy | None
     import numpy as np
 
     g, w = (t.detach().resolve_neg().reshape(-1).double().numpy() for t in (got, want))
-    with np.errstate(all="ignore"):  # NaN and Inf are told by what comes out
+    with np.errstate(all="ignore"):  # NaN and Inf show in what comes out
         error, beyond = g - w, 0.0
         if accuracy is not None and accuracy.kind == "tolerance":
             limit = accuracy.atol + accuracy.rtol * np.abs(w)
