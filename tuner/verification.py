@@ -392,9 +392,6 @@ class Verification:
             self._reduce(
                 f"{race.num_processes} of {num_processes} sets of processes: the time was up"
             )
-        if race.num_disturbed:
-            self.observer.on_stage(
-                f"{race.num_disturbed} turns of the race were repeated: other programs took the"
-                " processor meanwhile"
-            )
+        for note in race.notes():
+            self.observer.on_stage(note)
         return race

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import lending
 from tuner.check.arguments import draw_tangents, inputs_of_calls
 from tuner.check.compare import (
     SMALL_BATCH,
@@ -32,6 +31,7 @@ from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, says_no_memory, tamer
 from tuner.check.wide_convolutions import exact_convolutions
 from tuner.errors import ProblemError
+from tuner.machine import gpu_memory
 from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
@@ -165,7 +165,7 @@ def expected(
             rms = max(errors[name].rms_abs, error.rms_abs)
             errors[name] = dataclasses.replace(errors[name], max_abs=most, rms_abs=rms)
     momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
-    lending.free_unused(device)  # float64 temporaries
+    gpu_memory.free_unused(device)  # float64 temporaries
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start, {name: t.dtype for name, t in baseline.items()},

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import lending
 from tuner.check.compare import Error, Limits, compare
 from tuner.check.crossing import Report, Script
 from tuner.check.exercise import CHUNK_ELEMENTS
@@ -30,6 +29,7 @@ from tuner.check.probe import Probe
 from tuner.check.questions import weighted_model
 from tuner.check.refusals import says_no_memory
 from tuner.check.wide_convolutions import exact_convolutions
+from tuner.machine import gpu_memory
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
 from tuner.problem.reference import Problem
@@ -187,7 +187,7 @@ def errors_at_kinks(
     """
     if replay is None or replay.probe.distribution in EXACT:
         return {}, ""
-    lending.free_unused(replay.device)
+    gpu_memory.free_unused(replay.device)
     try:
         return _errors_at_kinks(replay, got, oracle, unjudged, limits, accuracy), ""
     except (RuntimeError, MemoryError) as error:  # of a very large problem, or beside others
@@ -196,7 +196,7 @@ def errors_at_kinks(
             raise
         return {}, one_line(said, MOST_SAID)
     finally:
-        lending.free_unused(replay.device)
+        gpu_memory.free_unused(replay.device)
 
 
 def note_at_kinks(results: Sequence[ProbeResult]) -> tuple[str, ...]:

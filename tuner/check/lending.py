@@ -8,14 +8,9 @@ into rooms: empty tensors that the producer has made and lent.
 from __future__ import annotations
 
 import base64
-import gc
-import mmap
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tuner.machine.platforms import is_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +18,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Rooms",
     "copied",
-    "free_all_unused",
-    "free_unused",
     "is_sample",
     "is_worth_it",
     "lent",
-    "most_held_bytes",
     "sample",
-    "total_bytes",
 ]
 
 LENT_FROM_BYTES = 2**20  # what is smaller goes through the host as fast
 SAMPLE_ELEMENTS = 2**19
-MOST_HELD_BYTES = 8 * 2**30
-MOST_UNUSED_BYTES = 4 * 2**30  # to free and ask for less costs more than it gives
 # What PyTorch's own `torch.multiprocessing` passes on, in the order of its functions.
 _NAMES = (
     "device", "handle", "num_bytes", "offset_bytes", "counter", "counter_offset", "event",
@@ -129,50 +118,6 @@ class Rooms:
             content = tensor.reshape(-1).view(torch.uint8)
             _opened(loan, content.numel(), tensor.device).copy_(content)
             torch.cuda.synchronize(tensor.device)
-
-
-def free_unused(device: str | torch.device) -> None:
-    """Give a GPU's memory that this process no longer uses to the others, where it is much."""
-    import torch
-
-    if not is_gpu(device):
-        return
-    if torch.cuda.memory_allocated(device) > MOST_HELD_BYTES:
-        gc.collect()  # what refers to itself goes when objects are many, not when they are large
-    held = torch.cuda.memory_stats(device)
-    unused = held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"]
-    if unused > MOST_UNUSED_BYTES:
-        torch.cuda.empty_cache()
-
-
-def free_all_unused(device: str | torch.device) -> int:
-    """Give all memory that this process no longer uses to the others; return what it holds."""
-    import torch
-
-    gc.collect()
-    if not is_gpu(device):
-        resident = int(Path("/proc/self/statm").read_text().split()[1])
-        return resident * mmap.PAGESIZE
-    torch.cuda.empty_cache()
-    return int(torch.cuda.memory_reserved(device))
-
-
-def most_held_bytes(device: str | torch.device) -> int:
-    """Return the most of a GPU's memory that was held since this was asked; 0 of a CPU's."""
-    import torch
-
-    if not is_gpu(device):
-        return 0
-    most = int(torch.cuda.max_memory_reserved(device))
-    torch.cuda.reset_peak_memory_stats(device)
-    return most
-
-
-def total_bytes(device: str | torch.device) -> int:
-    """Return the memory that a GPU has; 0 of a CPU."""
-    import torch
-
-    return int(torch.cuda.mem_get_info(device)[1]) if is_gpu(device) else 0
 
 
 def sample(device: str | torch.device) -> torch.Tensor:

@@ -22,6 +22,7 @@ __all__ = [
     "JudgeEnded",
     "is_of_memory",
     "lacks_memory",
+    "require_memory",
     "waits_for_memory",
     "with_memory",
 ]
@@ -223,6 +224,15 @@ def with_memory(turns: Turns, run: Callable[[], T]) -> T:
             raise
     with turns.memory(ALL):
         return run()
+
+
+def require_memory(turns: Turns, num_shortages: int) -> None:
+    """Raise where memory ran out in a process that times, and `with_memory` may find more.
+
+    Also where nothing said so: a library that finds too little takes a slower algorithm.
+    """
+    if num_shortages and turns.are_taken and not turns.has_all_memory:
+        raise WorkerError("out of memory in a process that times")
 
 
 def waits_for_memory(method: Method) -> Method:

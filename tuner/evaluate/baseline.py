@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from tuner.check import crossing, lending
+from tuner.check import crossing
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
@@ -15,6 +15,7 @@ from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import wrong_element
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.timed import WEIGHT_SEED, Timed
+from tuner.machine import gpu_memory
 from tuner.problem.accuracy import math_mode
 from tuner.problem.draws import ORDINARY, ORDINARY_WEIGHTS
 from tuner.trial import to_json
@@ -86,7 +87,7 @@ class Baseline(Giver):
             expected = self._oracle.expected_of_call(self._timed.model, inputs)
             result = self._oracle.verdict(expected, given)
         del given, expected  # the next set of processes begins before this one has ended
-        lending.free_unused(self._oracle.device)
+        gpu_memory.free_unused(self._oracle.device)
         return {"result": json.loads(to_json(result))}, ()
 
     def judge_kept(
@@ -122,7 +123,7 @@ class Baseline(Giver):
                 )
                 wrong = wrong_element(expected, kinds, positions, values, self._oracle.accuracy)
             del expected
-            lending.free_unused(self._oracle.device)
+            gpu_memory.free_unused(self._oracle.device)
             if wrong:
                 return {
                     "reason": f"the output of a timed call was wrong: {wrong} (timed call "

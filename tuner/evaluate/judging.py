@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, lending
+from tuner.check import crossing
 from tuner.check.chance import modes_of
 from tuner.check.expected import Expected
 from tuner.check.probe import Probe
@@ -16,6 +16,7 @@ from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.process import RESERVE_BYTES, available_bytes
+from tuner.machine import gpu_memory
 from tuner.machine.platforms import platform_of
 from tuner.problem.accuracy import math_mode
 from tuner.trial import from_json, to_json
@@ -62,7 +63,7 @@ class Judge(Giver):
         is_large = extent.device == "gpu" and extent.is_large
         share = LARGE_SHARE if is_large else KEPT_SHARE[extent.device]
         self._room_bytes = int(share * _free_bytes(device))
-        total_bytes = lending.total_bytes(device)
+        total_bytes = gpu_memory.total_bytes(device)
         self._weights_bytes = WEIGHTS_SHARE * (total_bytes or _free_bytes(device))
         self._short_bytes = max(SHORT_BYTES, SHORT_SHARE * total_bytes)
         return {
@@ -105,6 +106,7 @@ class Judge(Giver):
         """
         if probe in self._kept:
             return self._kept[probe]
+        gpu_memory.require_room(self._oracle.device)
         found = self._oracle.expected(probe)
         if _free_bytes(self._oracle.device) < self._short_bytes:  # others have taken it
             self.free()
@@ -146,7 +148,7 @@ class Judge(Giver):
         with math_mode(self._oracle.accuracy):
             result = self._oracle.verdict(expected, given)
         del given, expected
-        lending.free_unused(self._oracle.device)
+        gpu_memory.free_unused(self._oracle.device)
         return {"result": json.loads(to_json(result))}, ()
 
     def withdraw(self, ticket: int) -> Answer:
@@ -161,12 +163,12 @@ class Judge(Giver):
             Bytes: of all memory, which of it is held, and was most since the last time, is free.
         """
         device = self._oracle.device
-        most_bytes = lending.most_held_bytes(device)
+        most_bytes = gpu_memory.most_held_bytes(device)
         self._kept.clear()
-        held_bytes = lending.free_all_unused(device)
+        held_bytes = gpu_memory.free_all_unused(device)
         return {
             "held_bytes": held_bytes, "most_bytes": most_bytes, "free_bytes": _free_bytes(device),
-            "total_bytes": lending.total_bytes(device),
+            "total_bytes": gpu_memory.total_bytes(device),
         }, ()  # fmt: skip
 
 

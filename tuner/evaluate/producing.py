@@ -26,6 +26,7 @@ from tuner.evaluate.modules import (
 from tuner.evaluate.timed import WEIGHT_SEED, Timed, spoilt_by_cuda_errors
 from tuner.export.several import KERNELS_NAME, take_kernel
 from tuner.kernel.binding import bind
+from tuner.machine import gpu_memory
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem, load_problem
 from tuner.trial import Candidate, from_json
@@ -144,7 +145,7 @@ class Producer:
     def free(self) -> Answer:
         """Give up memory that nothing uses, and answers that were judged."""
         self._lent = {}
-        lending.free_all_unused(self._device)
+        gpu_memory.free_all_unused(self._device)
         return {}, ()
 
     def lent_sample(self) -> Answer:
@@ -166,13 +167,14 @@ class Producer:
         # A copy: what the candidate does to its weights must not reach the next question.
         tensors |= {name: self._received[token].clone() for name, token in known.items()}
         self._is_own_seed = script.own_seed is not None
+        gpu_memory.require_room(self._device)
         with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             found = produce.answer(self._make_model, crossing.Question(script, tensors))
             report = self._with_changes(found.report)
             text, answers = crossing.pack(report, found.tensors, lends=lends)
             self._lent = found.tensors if lends else {}
             del given, tensors, found
-            lending.free_unused(self._device)
+            gpu_memory.free_unused(self._device)
         return {"answer": text}, answers
 
     def _with_changes(self, report: crossing.Report, more: Sequence[str] = ()) -> crossing.Report:

@@ -23,6 +23,7 @@ class Race:
     fewer processes than the baseline. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
+    In a process memory ran out `num_shortages` times, also where nothing said so.
     `elsewhere` is the same race on the values that `elsewhere_on` names, and `steps` one of steps
     of training, forward and gradients, if they were asked for; `failure` says why there are none
     of those. `falls_back` says whose timed call ran the reference's own operations.
@@ -31,6 +32,7 @@ class Race:
     bursts: list[list[list[list[float]]]]
     num_throttled: int = 0
     num_disturbed: int = 0
+    num_shortages: int = 0
     elsewhere: Race | None = None
     elsewhere_on: str = ORDINARY
     steps: Race | None = None
@@ -50,6 +52,21 @@ class Race:
 
     def __iter__(self) -> Iterator[list[list[float]]]:
         return (self[lane] for lane in range(len(self)))
+
+    def notes(self) -> list[str]:
+        """Say what disturbed it."""
+        notes = []
+        if self.num_disturbed:
+            notes.append(
+                f"{self.num_disturbed} turns of the race were repeated: other programs took the "
+                "processor meanwhile"
+            )
+        if self.num_shortages:
+            notes.append(
+                "memory ran out while files raced: where a library found too little PyTorch may "
+                "be slower than it is elsewhere"
+            )
+        return notes
 
     def clearly_behind(self, lanes: Sequence[int]) -> list[int]:
         """Return those of the lanes that were slower than the fastest one in every set."""

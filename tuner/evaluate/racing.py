@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from tuner.errors import TunerError, WorkerError
-from tuner.evaluate.asking import is_of_memory, waits_for_memory
+from tuner.evaluate.asking import is_of_memory, require_memory, waits_for_memory
 from tuner.evaluate.contender import (
     CALL_TIMEOUT_S,
     Contender,
@@ -58,7 +58,7 @@ class Racer:
         self._turns = turns_of(spec.device)
         self._calls = TimedCalls()
         self._clock = SecondClock(self._calls, self._is_gpu)
-        self._num_throttled = self._num_disturbed = 0
+        self._num_throttled = self._num_disturbed = self._num_shortages = 0
         self._lends: bool | None = None  # whether processes can write into each other's memory
         self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
         self._preempted_per_s = 0.0  # of the last burst
@@ -126,6 +126,7 @@ class Racer:
         until_s: float | None,
     ) -> Race:
         race = Race([[] for _ in range(len(contenders) + 1)])
+        self._num_shortages = 0
         if has_other_values:
             race.elsewhere = Race([[] for _ in race])
         if has_steps:
@@ -143,6 +144,7 @@ class Racer:
                 self.give_timing_set(racers)
                 with ThreadPoolExecutor(len(racers)) as pool:  # torch.compile compiles in it
                     list(pool.map(lambda racer: self._burst(racer, 1), racers))
+                require_memory(self._turns, self._num_shortages)
 
                 def on_turn(share: float, before: int = number) -> None:
                     on_round((before + 0.8 * share) / num_processes)
@@ -158,6 +160,7 @@ class Racer:
                 if is_over and number + 1 >= MIN_SETS:
                     break
         race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
+        race.num_shortages = self._num_shortages
         return race
 
     def _race_set(
@@ -335,8 +338,8 @@ class Racer:
         data = self._calls.burst(racer, num_samples).data
         self._num_throttled += data["num_throttled"]
         self._preempted_per_s = data["preempted_per_s"]
-        samples: list[float] = data["samples_us"]
-        return samples
+        self._num_shortages = max(self._num_shortages, data["num_shortages"])
+        return list(data["samples_us"])
 
     def _rounds(
         self,

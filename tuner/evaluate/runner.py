@@ -102,7 +102,7 @@ class Runner:
         self._memory = ExitStack()  # what is held of the device's, while there is a worker
         self._has_all_memory = self._is_closed = False
         self._impossible_us = spec.impossible_us
-        self._num_since_anchor = 0
+        self._num_since_anchor = self._num_shortages = 0
         self.baseline: Measurement | None = None
         self.was_killed = False
 
@@ -139,7 +139,10 @@ class Runner:
         """
         try:
             self._memory.enter_context(self._turns.memory())
-            return self._prepared()
+            measured = self._prepared()
+            # A library that went without may have taken a slower algorithm, and keeps to it.
+            if not self._num_shortages:
+                return measured
         except JobFailed as failure:
             if not says_no_memory(failure.message):
                 raise explained(failure) from failure
@@ -282,5 +285,6 @@ class Runner:
         with self._quiet(), self._turns.alone():
             reply = self._worker.call("time_baseline", payload, timeout_s=SCREEN_TIMEOUT_S)
         self.baseline = from_json(Measurement, json.dumps(reply.data["measurement"]))
+        self._num_shortages = reply.data["num_shortages"]
         self._num_since_anchor = 0
         return self.baseline

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.check import lending, probes, produce, unasked, verdict
+from tuner.check import probes, produce, unasked, verdict
 from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
@@ -19,6 +19,7 @@ from tuner.evaluate.modules import constructed, fused, module_of
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.timed import Timed, spoilt_by_cuda_errors
 from tuner.kernel.binding import BoundOp, bind
+from tuner.machine import gpu_memory
 from tuner.problem.accuracy import math_mode
 from tuner.trial import Candidate, Check, Measurement, ProbeResult, from_json, to_json
 
@@ -43,7 +44,8 @@ class Screening:
         extent = extent_of(oracle.problem, self._timed.model, oracle.device)
         self._asked = probes.screening_probes(seed, extent, mode)
         is_gpu = extent.device == "gpu"
-        self._room_bytes = KEPT_SHARE * lending.total_bytes(oracle.device) if is_gpu else math.inf
+        total_bytes = gpu_memory.total_bytes(oracle.device)
+        self._room_bytes = KEPT_SHARE * total_bytes if is_gpu else math.inf
         self._kept: dict[Probe, Expected] = {}
         for probe in self._asked:  # a reference that cannot answer is no candidate's fault
             self._expected(probe)
@@ -79,12 +81,10 @@ class Screening:
         return data, ()
 
     def time_baseline(self, budget_s: float, max_noise: float) -> Answer:
-        """Time the reference as a candidate is timed."""
-        return {
-            "measurement": json.loads(
-                to_json(self._timed.measure(self._timed.model, budget_s, max_noise, None))
-            )
-        }, ()
+        """Time the reference as a candidate is timed; say how often memory ran out until then."""
+        found = self._timed.measure(self._timed.model, budget_s, max_noise, None)
+        num_shortages = gpu_memory.num_shortages(self._oracle.device)
+        return {"measurement": json.loads(to_json(found)), "num_shortages": num_shortages}, ()
 
     def _screened(self, operator: BoundOp) -> tuple[Check, bool]:
         """Return the verdict, and whether it is that the candidate raised."""
@@ -101,7 +101,7 @@ class Screening:
                 if not results[-1].is_accepted:
                     break
                 has_raised = False
-        lending.free_unused(self._oracle.device)
+        gpu_memory.free_unused(self._oracle.device)
         return verdict.merge(results, self._oracle.accuracy, is_thorough=False), has_raised
 
     def _expected(self, probe: Probe) -> Expected:

@@ -22,6 +22,7 @@ from tuner.evaluate.rounding import rounding_at_rows
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
+from tuner.machine.gpu_memory import num_shortages
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem
@@ -132,6 +133,7 @@ class Timed:
             "samples_us": samples,
             "is_cold": self.timer.is_cold,
             "num_throttled": self.timer.num_throttled - throttled_before,
+            "num_shortages": num_shortages(self._device),
             # A stranger may have patched the clock: no time is no reason to fail here.
             "preempted_per_s": (num_preempted() - preempted_before)
             / max(time.perf_counter() - start_s, 1e-3),

@@ -78,6 +78,7 @@ class Turns:
         self._waited_s = 0.0
         self._waiting_since: float | None = None
         self._memory, self._check = _Hold(), _Hold()
+        self._share = 0.0  # of the memory that was taken last
         self._seen_as: set[Path] = set()
 
     def apart(self) -> Turns:
@@ -122,6 +123,7 @@ class Turns:
                     self._memory.stack, "memory", LOCK_EX,
                     num_places=MEMORY_PARTS, num_wanted=num_parts,
                 )  # fmt: skip
+            self._share = share
             self._be_seen(self._memory.stack)
 
         with self._memory.taken(take):
@@ -144,6 +146,11 @@ class Turns:
     def are_taken(self) -> bool:
         """Whether there may be others, whose memory it is that is lacking."""
         return self._folder is not None
+
+    @property
+    def has_all_memory(self) -> bool:
+        """Whether this process's turn is for all of the memory."""
+        return self._memory.num_users > 0 and self._share == ALL
 
     @property
     def has_others(self) -> bool:

@@ -1,0 +1,61 @@
+"""Memory of a GPU that libraries lack without saying so, on a real one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tuner.errors import WorkerError
+from tuner.evaluate.asking import is_of_memory, require_memory, with_memory
+from tuner.machine import gpu_memory
+from tuner.machine.turns import Turns
+
+
+def test_a_cpu_has_room_for_every_library():
+    gpu_memory.require_room("cpu")
+    assert gpu_memory.num_shortages("cpu") == 0
+
+
+def test_what_ran_out_of_memory_is_timed_again_with_all_of_it(tmp_path):
+    turns, shares = Turns(tmp_path), []
+
+    def race():
+        shares.append(turns.has_all_memory)
+        require_memory(turns, num_shortages=1)
+        return "raced"
+
+    assert with_memory(turns, race) == "raced"
+    assert shares == [False, True]
+    assert not turns.has_all_memory
+
+
+def test_a_race_without_a_shortage_takes_no_more_memory(tmp_path):
+    turns = Turns(tmp_path)
+    with turns.memory():
+        require_memory(turns, num_shortages=0)
+        with pytest.raises(WorkerError) as failure:
+            require_memory(turns, num_shortages=2)
+    assert is_of_memory(failure.value)
+
+
+@pytest.mark.gpu
+def test_a_library_that_lacks_memory_says_nothing_and_is_noticed():
+    """Without the memory that it wants, cuDNN makes NaN of the neighbours of a NaN."""
+    layer = torch.nn.Conv2d(64, 128, 3, device="cuda")
+    x = torch.rand(2, 64, 512, 1024, device="cuda", requires_grad=True)
+    y = layer(x)
+    incoming = torch.randn_like(y)
+    torch.autograd.grad(y.sum(), x, retain_graph=True)  # what is loaded at first takes memory
+    gpu_memory.free_all_unused("cuda")
+    gpu_memory.require_room("cuda")
+    before = gpu_memory.num_shortages("cuda")
+    total, free = gpu_memory.total_bytes("cuda"), torch.cuda.mem_get_info()[0]
+    rest = total // 80
+    filling = torch.empty(free - rest, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory: .* may take another"):
+        gpu_memory.require_room("cuda")
+    torch.autograd.grad(y, [x, layer.weight], incoming)
+    del filling
+    gpu_memory.free_all_unused("cuda")
+    gpu_memory.require_room("cuda")
+    assert gpu_memory.num_shortages("cuda") > before
