@@ -607,12 +607,14 @@ class Devices(FakeEvaluator):
     so what an uninterrupted search asks does not depend on threads.
     """
 
-    def __init__(self, ahead: int, most: int, order_of: Callable[[Params], int]):
+    def __init__(
+        self, ahead: int, most: int, order_of: Callable[[Params], int], trials: Sequence[Trial]
+    ):
         super().__init__(by_region, ahead=ahead, overlaps=True)
         self.order_of = order_of
         self.most = most  # questions of the whole search: fewer are in flight at its end
+        self.trials = trials  # as they are recorded: none ends before the one that ended last is
         self.begun: list[Params] = []
-        self.num_before = 0  # questions that the earlier sessions have answers to
         self.change = threading.Condition()
 
     def first_ready(self, pending: Sequence[Flying], timeout_s: float | None = None) -> int | None:
@@ -622,14 +624,14 @@ class Devices(FakeEvaluator):
         with self.change:
             self.begun.append(pending.params)
             self.change.notify_all()
-            self.change.wait_for(lambda: self.may_end(pending.params))
+            while not self.may_end(pending.params):
+                self.change.wait(0.01)  # who records a trial does not notify
             self.begun.remove(pending.params)
-            self.num_before += 1
             self.change.notify_all()
         return super().finish(pending, number, best_us)
 
     def may_end(self, params: Params) -> bool:
-        is_full = len(self.begun) == min(self.ahead, self.most - self.num_before)
+        is_full = len(self.begun) == min(self.ahead, self.most - len(self.trials))
         return is_full and min(self.begun, key=self.key) == params
 
     def key(self, params: Params) -> tuple[int, str]:
@@ -645,8 +647,7 @@ def searched_in_parts(folder: Path, ends: Sequence[int], sampler: str) -> list[T
     folder.mkdir()
     bench = Bench(folder)
     for end in [*ends, 30]:
-        devices = Devices(ahead=5, most=30, order_of=slow_mma)
-        devices.num_before = len(bench.trials)
+        devices = Devices(ahead=5, most=30, order_of=slow_mma, trials=bench.trials)
         bench.search(
             devices,
             sampler=sampler,
@@ -672,7 +673,7 @@ def test_of_several_devices_a_resumed_search_asks_what_an_uninterrupted_one_asks
 
 def test_of_several_devices_a_slow_candidate_keeps_no_other_waiting(bench):
     first = make_space().at(0)
-    devices = Devices(ahead=3, most=20, order_of=lambda params: int(params == first))
+    devices = Devices(3, 20, lambda params: int(params == first), bench.trials)
     bench.search(devices, sampler="grid", trials=20, at_once=3)
     assert bench.trials[-1].params == first and bench.trials[-1].question == 0
     assert is_listed_once(bench.trials)
@@ -685,7 +686,7 @@ def test_of_several_devices_equal_machine_code_names_the_trial_it_is_reported_as
             return replace(outcome, same_as=1) if number == 4 else outcome
 
     first = make_space().at(0)
-    devices = Same(ahead=3, most=12, order_of=lambda params: int(params == first))
+    devices = Same(3, 12, lambda params: int(params == first), bench.trials)
     bench.search(devices, sampler="grid", trials=12, at_once=3)
     one, same = (next(t for t in bench.trials if t.question == n) for n in (1, 4))
     assert one.number == 0 and same.outcome.same_as == one.number
