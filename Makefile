@@ -2,12 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: tune test check install clean
+.PHONY: tune test test-all check install clean
 
 tune: install
 	$(BIN)/tune --config search_spaces/quickstart.yaml
 
+# The longest tests with some of their cases; tests/brief.txt says which.
 test: install
+	$(BIN)/python -m pytest --brief -n 2 --dist loadfile --no-loadscope-reorder
+
+test-all: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Formatting, lint and types; what CONTRIBUTING.md asks for before a change is sent.

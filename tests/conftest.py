@@ -101,6 +101,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what was rendered into tests/golden/ instead of comparing",
     )
+    parser.addoption(
+        "--brief", action="store_true", help="of tests in tests/brief.txt run some cases alone"
+    )
 
 
 def pytest_unconfigure() -> None:
@@ -155,7 +158,33 @@ _LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _brief() -> dict[str, int]:
+    """Return how many cases of a test are enough, by `file::test`, from brief.txt."""
+    lines = Path(__file__).with_name("brief.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split() for line in lines if line and not line.startswith("#"))
+    return {name: int(count) for name, count in pairs}
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases that are not run where those in brief.txt are enough; a GPU's all are."""
+    cases: dict[str, list[pytest.Item]] = {name: [] for name in _brief()}
+    for item in items:
+        name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+        if name in cases and not item.get_closest_marker("gpu"):
+            cases[name].append(item)
+    left_out: set[pytest.Item] = set()
+    for name, count in _brief().items():
+        found = cases[name]
+        kept = {place * len(found) // count for place in range(count)} if count else set()
+        left_out |= {item for place, item in enumerate(found) if place not in kept}
+    return left_out
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--brief"):
+        left_out = _left_out(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     places = {name: place for place, name in enumerate(_LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(_LONG)))
     marked = [item for item in items if item.get_closest_marker("gpu")]

@@ -253,3 +253,12 @@ def test_links_lead_somewhere():
             if not is_web and not (there.exists() and (not anchor or anchor in anchors_of(there))):
                 lost.append(f"{page.name}: {target}#{anchor}")
     assert lost == []
+
+
+def test_what_a_brief_run_leaves_out_are_tests():
+    lines = (ROOT / "tests/brief.txt").read_text().splitlines()
+    names = [line.split()[0] for line in lines if not line.startswith("#")]
+    assert names == sorted(set(names)), "sorted, once each"
+    for name in names:
+        file, _, test = name.partition("::")
+        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), name
