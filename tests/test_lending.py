@@ -16,6 +16,7 @@ import torch
 from test_problem import FLAGSHIP
 
 from tuner.check import crossing, lending
+from tuner.check.exercise import checksum_of
 from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LENDER = """
 import json, sys, torch
 from tuner.check import crossing, lending
+from tuner.check.exercise import checksum_of
 held = torch.zeros(2**19 + 64, dtype=torch.int32, device="cuda")
 part = held[64:]
 part.copy_(lending.sample("cuda"))
@@ -97,6 +99,7 @@ def test_another_process_copies_what_is_lent():
 RECEIVER = """
 import json, sys, torch
 from tuner.check import crossing, lending
+from tuner.check.exercise import checksum_of
 text, few = json.loads(sys.stdin.readline())
 rooms = crossing.rooms_of(text, "cuda")
 torch.cuda.synchronize()
@@ -179,3 +182,13 @@ def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
         most = max(most, len(judge._weights_of), len(producer._received))
     one = len(judge._oracle.problem.make_model(0).state_dict())
     assert (most <= 2 * one) == (most_bytes == 0.0), (most, one)
+
+
+@pytest.mark.parametrize(
+    "number", [torch.tensor(2.5).expand(1), torch.tensor(2.5), torch.full((1, 1), 2.5)]
+)
+def test_one_number_crosses_wherever_it_lies(number):
+    text, blobs = crossing.pack(crossing.Script(), {"x": number})
+    _, found = crossing.unpack(crossing.Script, text, blobs)
+    assert found["x"].shape == number.shape and found["x"].item() == 2.5
+    assert checksum_of(number) == checksum_of(torch.full(number.shape, 2.5))

@@ -292,8 +292,6 @@ def pack(
     kept as they are until then. With `rooms` they are written into the receiver's memory: before
     it unpacks, it makes `rooms_of` the text, and they are filled.
     """
-    import torch
-
     heads: list[dict[str, Any]] = []
     blobs: list[bytes | memoryview] = []
     for name, tensor in tensors.items():
@@ -307,9 +305,9 @@ def pack(
             heads[-1]["room"] = rooms.announce(tensor)
             blobs.append(b"")
             continue
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
         # Not a copy: the memory stays the tensor's, which must not change until it is sent.
-        blobs.append(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
+        content = lending.as_bytes(tensor.detach().to("cpu"))
+        blobs.append(memoryview(content.numpy()) if len(content) else b"")
     return json.dumps({"record": json.loads(to_json(record)), "tensors": heads}), blobs
 
 

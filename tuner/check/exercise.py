@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Script
 from tuner.check.layouts import opposite
+from tuner.check.lending import as_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -270,7 +271,7 @@ def checksum_of(tensor: torch.Tensor) -> int:
     tensor = tensor.detach()
     if tensor.is_neg() and tensor.is_floating_point():
         tensor = opposite(tensor._neg_view())
-    bits = tensor.resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    bits = as_bytes(tensor.resolve_neg())
     if bits.device.type == "cpu":  # seven times as fast as the sum below
         memory = memoryview(bits.numpy())
         return zlib.crc32(memory) << 32 | zlib.adler32(memory)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Rooms",
+    "as_bytes",
     "copied",
     "is_sample",
     "is_worth_it",
@@ -37,6 +38,16 @@ def is_worth_it(tensor: torch.Tensor) -> bool:
     """Whether a tensor is on a GPU, whole in memory, and large."""
     is_whole = tensor.is_cuda and tensor.is_contiguous()
     return is_whole and int(tensor.nbytes) >= LENT_FROM_BYTES
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's numbers as bytes, in order; its own memory where they lie like that."""
+    import torch
+
+    flat = tensor.contiguous().reshape(-1)
+    if flat.numel() == 1:  # which may be 0 apart, as of a number that was expanded
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
 
 
 def lent(tensor: torch.Tensor) -> dict[str, Any]:
@@ -115,7 +126,7 @@ class Rooms:
             tensor = self._waiting[key]
             if not self._to_many:
                 del self._waiting[key]
-            content = tensor.reshape(-1).view(torch.uint8)
+            content = as_bytes(tensor)
             _opened(loan, content.numel(), tensor.device).copy_(content)
             torch.cuda.synchronize(tensor.device)
 
