@@ -54,6 +54,8 @@ MODULES: dict[str, tuple[str, str, str]] = {
                  "self.c = nn.Parameter(torch.randn(6))", "torch.randn(4, 6, 9, 11)"),
     "sum_of_rows": ("(x * y).sum(-1)", "", f"{X}, {X}"),
     "min_max": ("(x - x.amin(-1, True)) / (x.amax(-1, True) - x.amin(-1, True))", "", X),
+    "as_many_columns_as_rows": ("torch.softmax(x * y, -1) + z", "",
+                                "torch.randn(37, 37), torch.randn(37), torch.randn(37, 1)"),
     "where": ("torch.where(x > y, x.tanh(), 0.5 * y)", "", f"{X}, {X}"),
     "channels_norm": ("x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5)", "",
                       "torch.randn(3, 33, 5, 7)"),

@@ -181,6 +181,44 @@ def test_inputs_belong_to_the_caller(flagship):
     assert flagship.make_inputs(3)[0].sum() > 0
 
 
+@pytest.mark.parametrize(
+    ("forward", "shapes", "with_rows"),
+    [
+        ("a @ b", [(6, 6), (6, 6)], [True, False]),
+        ("a @ b", [(6, 7), (7, 6)], [True, False]),
+        ("(a * b).mean()", [(6, 6), (6,)], [True, False]),
+        ("(a * b * c[:, None]).sum()", [(6, 6), (6, 6), (6,)], [True, True, True]),
+        ("a @ b + c", [(6, 6), (6, 6), (6, 6)], [True, False, True]),
+        ("torch.bmm(a, b)", [(6, 6, 6), (6, 6, 6)], [True, True]),
+        ("torch.cdist(a, b)", [(6, 5), (6, 5)], [True, True]),
+        ("a.reshape(36)", [(6, 6)], [True]),  # takes no other batch
+        ("a * b", [(6, 6), ()], [True, False]),
+    ],
+)
+def test_inputs_have_rows_where_forward_takes_others(tmp_path, forward, shapes, with_rows):
+    names = ", ".join("abc"[: len(shapes)])
+    given = ", ".join(f"torch.rand({shape})" for shape in shapes)
+    text = f"""
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, {names}):
+        return {forward}
+
+def get_inputs():
+    return [{given}]
+
+def get_init_inputs():
+    return []
+"""
+    problem = load_problem(write(tmp_path, text))
+    assert problem.with_rows() == tuple(with_rows)
+    for inputs in (problem.make_inputs(0, batch=4), problem.stand_ins(4)):
+        found = [tuple(x.shape) for x in inputs]
+        pairs = zip(shapes, with_rows, strict=True)
+        assert found == [(4, *shape[1:]) if has else shape for shape, has in pairs]
+
+
 @pytest.mark.parametrize("batch", [0, 1, 33, 64, 65, 200])
 def test_any_batch_has_fresh_rows(flagship, batch):
     (x,) = flagship.make_inputs(1, batch=batch)

@@ -203,11 +203,11 @@ class Model(torch.nn.Module):
         self.seen.add(x.data_ptr())
         if len(self.seen) > 6:
             torch.empty(2**60, dtype=torch.int8)
-        return torch.tanh(x * y)
+        return torch.tanh(x * y.T)
 
 
 def get_inputs():
-    return [torch.randn(24, 24), torch.randn(24)]
+    return [torch.randn(24, 24), torch.randn(24, 24)]
 
 
 def get_init_inputs():

@@ -102,6 +102,13 @@ class _Reader(Operators):
             outputs=names,
             buffer_updates=written,
             is_training=self.found.is_training,
+            apart=tuple(
+                argument.name
+                for argument, has_rows in zip(
+                    state.arguments, self.problem.with_rows(), strict=True
+                )
+                if not has_rows
+            ),
         )
 
     # ---- what the graph is given ---------------------------------------------------------

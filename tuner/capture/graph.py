@@ -156,7 +156,8 @@ class Graph:
 
     `arguments` are forward's, all of them; `inputs` those that are tensors, and numbers that are
     not fixed. `buffer_updates` gives for each buffer that the call writes the value that it has
-    afterwards. `rewrites` are the steps that led here from what was captured.
+    afterwards. `rewrites` are the steps that led here from what was captured. `apart` names inputs
+    that have no rows of the batch, however many are in dim 0.
     """
 
     arguments: tuple[Argument, ...]
@@ -169,6 +170,7 @@ class Graph:
     buffer_updates: dict[str, str] = field(default_factory=dict)
     is_training: bool = True
     rewrites: tuple[Rewrite, ...] = ()
+    apart: tuple[str, ...] = ()
 
     @property
     def given(self) -> tuple[Tensor, ...]:

@@ -26,8 +26,9 @@ __all__ = [
 
 
 def has_batch(graph: Graph, tensor: Tensor, batch: int | None) -> bool:
-    """Whether a tensor is an input with as many rows as the batch."""
-    return batch is not None and tensor in graph.inputs and tensor.shape[:1] == (batch,)
+    """Whether a tensor is an input whose rows are the batch."""
+    is_given = tensor in graph.inputs and tensor.name not in graph.apart
+    return batch is not None and is_given and tensor.shape[:1] == (batch,)
 
 
 def given_of(graph: Graph, stages: Stages) -> list[Tensor]:

@@ -18,7 +18,6 @@ from tuner.capture.constructing import constructed, conversions_of_fakes
 from tuner.capture.explaining import explained
 from tuner.capture.recurrent import recurrent_by_shape
 from tuner.errors import CaptureError
-from tuner.problem.given import first_with_rows
 from tuner.problem.modes import TuneMode, others_in_mode, put_into
 from tuner.problem.reference import Problem
 
@@ -66,7 +65,7 @@ class Traced:
 def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Traced:
     """Record one call of `Model(*get_init_inputs())` on `get_inputs()`, without allocating.
 
-    With `batch` every input with as many rows (dim 0) as the first has that many instead. What
+    With `batch` every input whose dim 0 is the batch has that many rows instead. What
     the file prints goes to stderr.
 
     Raises:
@@ -141,23 +140,21 @@ def fake_module(
             else x
             for x in given
         )
+        with_rows = problem.with_rows()
         with fake:
-            values = _with_rows(values, batch)
+            values = _resized(values, with_rows, batch)
         yield model, names, values, known
 
 
-def _with_rows(values: tuple[Any, ...], batch: int | None) -> tuple[Any, ...]:
-    """Return the inputs with `batch` rows, where they have as many as the first."""
-    import torch
-
-    first = first_with_rows(values)
-    if batch is None or first is None:
+def _resized(
+    values: tuple[Any, ...], with_rows: tuple[bool, ...], batch: int | None
+) -> tuple[Any, ...]:
+    """Return the inputs with `batch` rows, where dim 0 is the batch."""
+    if batch is None:
         return values
     return tuple(
-        x.new_empty((batch, *x.shape[1:]))
-        if isinstance(x, torch.Tensor) and x.shape[:1] == first.shape[:1]
-        else x
-        for x in values
+        x.new_empty((batch, *x.shape[1:])) if has_rows else x
+        for x, has_rows in zip(values, with_rows, strict=True)
     )
 
 

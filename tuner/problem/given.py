@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ __all__ = ["MOST_DRAWS", "Given", "first_with_rows"]
 
 LARGE_BYTES = 2**26  # from here on a draw on the CPU takes longer than all else that is asked
 MOST_DRAWS = 2**18  # of `get_inputs`, joined for more rows than one gives: more take minutes
+MOST_WAYS = 16  # that are asked whether forward takes them
 KEPT_BYTES = 2**31  # on a GPU, which draws more than that sooner than it finds memory for it
 
 
@@ -28,14 +30,24 @@ class Given:
     Args:
         path: of the file, for messages.
         ask: `get_inputs`.
+        takes: whether forward takes inputs of such shapes, which are on the device "meta".
         rows: how many a problem's inputs have, where it is not as many as `ask` gives.
     """
 
-    def __init__(self, path: Path, ask: Callable[[], list[Any]], rows: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ask: Callable[[], list[Any]],
+        takes: Callable[[list[Any]], bool],
+        rows: int | None = None,
+    ) -> None:
         self._path = path
+        self._as_given = ask
+        self._takes = takes
         self._ask = ask if rows is None else lambda: self._resized(ask(), rows, lambda _: ask())
         self._is_drawn_on_cpu = False
         self._forms: list[Any] | None = None
+        self._with_rows: tuple[bool, ...] | None = None
         # The last draw is kept: the probes of one check share a few seeds.
         self._last: dict[tuple[int, torch.device], list[Any]] = {}
 
@@ -45,16 +57,37 @@ class Given:
         Raises:
             ProblemError: `get_inputs` fails.
         """
+        if self._forms is None:
+            self._forms = self._formed(self._ask)
+        return self._forms
+
+    def _formed(self, ask: Callable[[], list[Any]]) -> list[Any]:
         import torch
 
-        if self._forms is None:
+        seed_everything(0)
+        try:
+            with torch.device("meta"):
+                return ask()
+        except ProblemError:  # it looks at numbers
             seed_everything(0)
-            try:
-                with torch.device("meta"):
-                    self._forms = self._ask()
-            except ProblemError:  # it looks at numbers
-                self._forms = self._whole(0, torch.device("cpu"))
-        return self._forms
+            return ask()
+
+    def with_rows(self) -> tuple[bool, ...]:
+        """Return of each input whether its dim 0 is the batch.
+
+        Those are all that have as many rows as the first. Where another of the inputs' sizes is
+        that number as well, by chance, and forward takes another batch of fewer of them only, as
+        of A in A @ B, those are.
+
+        Raises:
+            ProblemError: `get_inputs` fails.
+        """
+        if self._with_rows is None:
+            forms = self._formed(self._as_given)
+            ways = _ways_of_batches(forms)
+            found = (way for way in ways if len(ways) > 1 and self._takes(_one_more(forms, way)))
+            self._with_rows = next(found, ways[0])
+        return self._with_rows
 
     def num_bytes(self) -> int:
         """Return the bytes of the inputs as they are given.
@@ -69,8 +102,7 @@ class Given:
 
         Args:
             seed: of the draw; on one kind of device the same numbers each time.
-            batch: of every tensor that has as many rows (dim 0) as the first; fewer are a slice,
-                more are drawn afresh.
+            batch: of the inputs of `with_rows`; fewer are a slice, more are drawn afresh.
             device: where the tensors shall be.
 
         Raises:
@@ -155,14 +187,13 @@ class Given:
             )
         draws = [inputs, *map(more, range(1, 1 + num_further))]
 
-        def resized(parts: Sequence[Any]) -> Any:
-            if not isinstance(parts[0], torch.Tensor):
-                return parts[0]
-            if parts[0].ndim == 0 or parts[0].shape[0] != rows:
-                return parts[0].clone()
-            return torch.cat([part[:batch] for part in parts])[:batch]
+        def resized(has_rows: bool, parts: Sequence[Any]) -> Any:
+            if has_rows:
+                return torch.cat([part[:batch] for part in parts])[:batch]
+            return parts[0].clone() if isinstance(parts[0], torch.Tensor) else parts[0]
 
-        return [resized(parts) for parts in zip(*draws, strict=True)]
+        parts_of_each = zip(*draws, strict=True)
+        return [resized(*each) for each in zip(self.with_rows(), parts_of_each, strict=True)]
 
 
 def first_with_rows(inputs: Sequence[Any]) -> Any:
@@ -170,3 +201,41 @@ def first_with_rows(inputs: Sequence[Any]) -> Any:
     import torch
 
     return next((x for x in inputs if isinstance(x, torch.Tensor) and x.ndim > 0), None)
+
+
+def _ways_of_batches(inputs: Sequence[Any]) -> list[tuple[bool, ...]]:
+    """Return which inputs may have the batch in dim 0, those with the most such inputs first.
+
+    Several ways only where that number is another size of an input, too.
+    """
+    import torch
+
+    first = first_with_rows(inputs)
+    shapes = [x.shape if isinstance(x, torch.Tensor) else () for x in inputs]
+    if first is None:
+        return [(False,) * len(shapes)]
+    rows = first.shape[0]
+    all_of_them = tuple(shape[:1] == (rows,) for shape in shapes)
+    if not any(rows in shape[1:] for shape in shapes):
+        return [all_of_them]
+    others = [i for i, has_rows in enumerate(all_of_them) if has_rows and inputs[i] is not first]
+    left_out = itertools.chain.from_iterable(
+        itertools.combinations(others, count) for count in range(len(others) + 1)
+    )
+    return [
+        tuple(has_rows and i not in apart for i, has_rows in enumerate(all_of_them))
+        for apart in itertools.islice(left_out, MOST_WAYS)
+    ]
+
+
+def _one_more(inputs: Sequence[Any], way: Sequence[bool]) -> list[Any]:
+    """Return inputs on the device "meta", with one row more where `way` says so."""
+    import torch
+
+    def formed(x: Any, is_more: bool) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        shape = (x.shape[0] + 1, *x.shape[1:]) if is_more else x.shape
+        return torch.empty(shape, dtype=x.dtype, device="meta")
+
+    return [formed(x, is_more) for x, is_more in zip(inputs, way, strict=True)]

@@ -62,7 +62,7 @@ class Problem:
     _given: Given = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        given = Given(self.path, lambda: self._ask("get_inputs"), self.rows)
+        given = Given(self.path, lambda: self._ask("get_inputs"), self._takes, self.rows)
         object.__setattr__(self, "_given", given)
 
     @property
@@ -78,6 +78,14 @@ class Problem:
         """Return the rows (dim 0) of the first input tensor, None where there is none."""
         first = first_with_rows(self._given.forms())
         return None if first is None else int(first.shape[0])
+
+    def with_rows(self) -> tuple[bool, ...]:
+        """Return of each input whether its dim 0 is the batch.
+
+        Raises:
+            ProblemError: `get_inputs` fails.
+        """
+        return self._given.with_rows()
 
     def stand_ins(self, batch: int | None = None) -> list[Any]:
         """Return inputs for where shapes alone matter; large ones cost neither time nor memory.
@@ -250,6 +258,15 @@ class Problem:
                 "be judged; expected real ones, e.g. of torch.view_as_real"
             )
         return result
+
+    def _takes(self, inputs: list[Any]) -> bool:
+        """Whether forward takes inputs of such shapes, which are on the device "meta"."""
+        import torch
+
+        with contextlib.suppress(ProblemError), torch.no_grad():
+            self.result_of(self.model_without_memory(), inputs)
+            return True
+        return False
 
     def _ask(self, function: str) -> list[Any]:
         with self.explained(f"{function}()"):
