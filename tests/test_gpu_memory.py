@@ -29,6 +29,13 @@ def test_what_ran_out_of_memory_is_timed_again_with_all_of_it(tmp_path):
     assert not turns.has_all_memory
 
 
+def test_memory_that_another_thread_has_is_not_waited_for(tmp_path):
+    turns = Turns(tmp_path)
+    with turns.memory():  # as a worker of this process has it
+        assert with_memory(turns, lambda: require_memory(turns, num_shortages=1)) is None
+        assert not turns.has_all_memory
+
+
 def test_a_race_without_a_shortage_takes_no_more_memory(tmp_path):
     turns = Turns(tmp_path)
     with turns.memory():

@@ -78,7 +78,7 @@ class Turns:
         self._waited_s = 0.0
         self._waiting_since: float | None = None
         self._memory, self._check = _Hold(), _Hold()
-        self._share = 0.0  # of the memory that was taken last
+        self._shares: list[float] = []  # of the memory, of turns that have begun
         self._seen_as: set[Path] = set()
 
     def apart(self) -> Turns:
@@ -123,11 +123,14 @@ class Turns:
                     self._memory.stack, "memory", LOCK_EX,
                     num_places=MEMORY_PARTS, num_wanted=num_parts,
                 )  # fmt: skip
-            self._share = share
             self._be_seen(self._memory.stack)
 
         with self._memory.taken(take):
-            yield
+            self._shares.append(share)
+            try:
+                yield
+            finally:
+                self._shares.remove(share)
 
     @contextmanager
     def checking(self) -> Iterator[None]:
@@ -149,8 +152,8 @@ class Turns:
 
     @property
     def has_all_memory(self) -> bool:
-        """Whether this process's turn is for all of the memory."""
-        return self._memory.num_users > 0 and self._share == ALL
+        """Whether a turn of this process was taken for all of the memory."""
+        return ALL in self._shares
 
     @property
     def has_others(self) -> bool:
