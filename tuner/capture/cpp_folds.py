@@ -44,6 +44,8 @@ def joined(reduction: Reduction, value: str, names: Mapping[str, str], column: s
 
 def scaled(reduction: Reduction) -> str:
     """Write the product with a sum's scale, in float64; nothing where that is 1."""
+    if reduction.is_mean:
+        return " * (1.0 / cols)"
     if math.isnan(reduction.scale):
         return " * NAN"
     return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"

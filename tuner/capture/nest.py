@@ -65,6 +65,7 @@ class Reduction:
 
     A sum is multiplied by `scale` before it is rounded: a mean of equal numbers is that number.
     `is_wide`: a mean that PyTorch merges from means, which no sum on the way can overflow.
+    `is_mean`: of everything, whose `scale` is computed at the call: another batch has another.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Reduction:
     value: str
     scale: float = 1.0
     is_wide: bool = False
+    is_mean: bool = False
 
     @property
     def refs(self) -> list[str]:

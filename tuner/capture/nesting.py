@@ -283,12 +283,12 @@ class _Builder:
             self._fold(node.name, node.op, source)  # type: ignore[arg-type]
             return
         mean = node.name if node.op == "mean" else f"{node.name}_mean"
-        found = Reduction(mean, "sum", source, 1.0 / self.cols)
+        found = Reduction(mean, "sum", source, 1.0 / self.cols, is_mean=self.space.rows == 1)
         if node.op == "var":
             same = (r for r in self.reductions.values() if replace(r, name=mean) == found)
             mean = next((r.name for r in same), mean)
         if mean not in self.reductions:
-            self._fold(mean, "sum", source, found.scale)
+            self._fold(mean, "sum", source, found.scale, is_mean=found.is_mean)
         if node.op == "var":
             self.is_about_means.add(source)
             # About the mean, in a pass of its own: sums of squares cancel.
@@ -333,8 +333,10 @@ class _Builder:
         self.order.append(node.name)
         self.flops += math.prod(node.shape)
 
-    def _fold(self, name: str, fold: Fold, source: str, scale: float = 1.0) -> None:
-        self.reductions[name] = Reduction(name, fold, source, scale)
+    def _fold(
+        self, name: str, fold: Fold, source: str, scale: float = 1.0, *, is_mean: bool = False
+    ) -> None:
+        self.reductions[name] = Reduction(name, fold, source, scale, is_mean=is_mean)
         self.varies[name] = self.varies[source] - self.space.columns
         self.levels[name] = self.levels[source] + 1
 

@@ -126,7 +126,8 @@ class Writer:
             for reduction in each.reductions:
                 name, value = self.names[reduction.name], self._masked(reduction)
                 whole = f"{self._reduced(reduction, value, self._places())}{_scaled(reduction)}"
-                whole = f"({whole}).to(tl.float32)" if reduction.is_wide else whole
+                is_rounded = reduction.is_wide or reduction.is_mean
+                whole = f"({whole}).to(tl.float32)" if is_rounded else whole
                 yield f"    {name} = {whole}"
             yield from (f"    {self._statement(s)}" for s in each.after)
 
@@ -202,7 +203,7 @@ class Writer:
             found = self._reduced(reduction, part, f"{name}_place")
             if is_all or reduction.is_wide:  # a wide sum would not fit as it is
                 found += _scaled(reduction)
-            is_rounded = reduction.is_wide and is_all
+            is_rounded = (reduction.is_wide or reduction.is_mean) and is_all
             yield f"{name} = {f'({found}).to(tl.float32)' if is_rounded else found}"
 
     # ---- rows and blocks ----------------------------------------------------------------------
@@ -392,6 +393,8 @@ class Writer:
 
 
 def _scaled(reduction: Reduction) -> str:
+    if reduction.is_mean:
+        return " * (1.0 / tl.cast(num_columns, tl.float64))"  # a float64
     if math.isnan(reduction.scale):
         return ' * float("nan")'
     return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"

@@ -33,8 +33,10 @@ class _PartsWriter(Writer):
         for each in self.nest.passes[:number]:
             for reduction in each.reductions:
                 at = f"totals + {self.place_of(reduction)} * num_rows + row_ids"
-                loaded = f"tl.load({at}, mask=is_row, other=0.0)"
-                yield f"    {self.names[reduction.name]} = {loaded}{self._left(reduction)}"
+                left = self._left(reduction)
+                total = f"tl.load({at}, mask=is_row, other=0.0){left}"
+                total = f"({total}).to(tl.float32)" if left and reduction.is_mean else total
+                yield f"    {self.names[reduction.name]} = {total}"
             yield from (f"    {self._statement(s)}" for s in each.after)
 
     def _left(self, reduction: Reduction) -> str:
@@ -92,7 +94,8 @@ class SplitWriter(_PartsWriter):
         if has_rows:
             yield from ("", "", "@launched", "@triton.jit")
             yield f"def {self.function}_results("
-            yield f"    {', '.join(self.pointers)}, totals, num_rows, ROWS: tl.constexpr,"
+            yield f"    {', '.join(self.pointers)}, totals, num_rows, num_columns,"
+            yield "    ROWS: tl.constexpr,"
             yield "):"
             yield from self._known("tl.program_id(0)", len(self.nest.passes))
             yield from self._row_outputs()
@@ -132,7 +135,7 @@ class SplitWriter(_PartsWriter):
                 yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
             yield f"    {self.function}_results[({self._row_blocks('128')},)]("
-            yield f"        {self.tensors}, totals, rows, ROWS=128,"
+            yield f"        {self.tensors}, totals, rows, cols, ROWS=128,"
             yield "    )"
 
     def _moments_together(self, pair: SweepPair) -> Iterator[str]:
