@@ -90,8 +90,8 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
     if "in output, which is not a known type" in words:
         # what export says of a dataclass and of any object that is no tuple, list or dictionary
         return (
-            f"{what} returns an object of a class that is no tensor; expected a tensor, or a tuple "
-            "of tensors\n  next: return the tensors alone, in one tuple"
+            f"{what} returns an object of a class that is no tensor; expected a tensor, or a "
+            "tuple of tensors\n  next: return the tensors alone, in one tuple"
         )
     if "MemoryError" in kinds or "allocate memory" in words:
         return (
