@@ -38,7 +38,7 @@ class Joint:
         forward: as captured, with what is kept as further outputs behind its own.
         gradients: of the incoming gradients and of what is kept; its outputs are gradients.
         incoming: for each output of forward the input of `gradients` that is its gradient, "" for
-            whole numbers, which have none.
+            those that have none: whole numbers, and what forward computes without gradients.
         gradient_of: for each input and parameter that has a gradient the output of `gradients`,
             or the incoming one that it is.
     """
@@ -105,6 +105,7 @@ class _Step(Operators):
         self.given = {t.name: t for t in (*graph.inputs, *graph.parameters)}
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
+        self.differentiable: list[bool] = []  # of each output, once forward was run
 
     def joint(self) -> Joint | None:
         import torch
@@ -118,8 +119,13 @@ class _Step(Operators):
             Tensor(free_name(f"grad_{i}", taken), y.shape, y.dtype) if "float" in y.dtype else None
             for i, y in enumerate(outputs)
         ]
+        given = [
+            *self.given.values(),
+            *self.graph.buffers,
+            *(t for t in incoming if t is not None),
+        ]
+        incoming = [t if d else None for t, d in zip(incoming, self.differentiable, strict=True)]
         grads = [t for t in incoming if t is not None]
-        given = [*self.given.values(), *self.graph.buffers, *grads]
         low = Lowering(given)
         values_of: dict[str, Any] = {}
         places = iter(given)
@@ -203,9 +209,12 @@ class _Step(Operators):
             lent |= {name: lent[name].clone() for name in self.updated}
             found = torch.func.functional_call(model, lent, tuple(inputs))
             outputs = [found] if isinstance(found, torch.Tensor) else [*found]
+            self.differentiable = [y.requires_grad for y in outputs]
             numbers = [y for y in outputs if y.is_floating_point()]
+            asked = [(y, g) for y, g in zip(numbers, grads, strict=True) if y.requires_grad]
+            sought, coming = zip(*asked, strict=True)
             leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
-            gradients = torch.autograd.grad(numbers, leaves, grads, allow_unused=True)
+            gradients = torch.autograd.grad(sought, leaves, coming, allow_unused=True)
             updates = [lent[name] for name in self.updated]
             return [*(y.detach() for y in outputs), *updates, *gradients]
 
