@@ -295,6 +295,23 @@ def test_a_result_without_gradients_leaves_those_of_the_others_to_kernels(tmp_pa
     assert_as_exact(*found)
 
 
+def test_a_copied_part_of_an_input_leaves_steps_to_the_reference(tmp_path):
+    """PyTorch keeps the copy, so that the input may be edited before the backward."""
+    found = []
+    for copied in (".contiguous()", ""):
+        text = TEXT.format(
+            init="...",
+            names="x",
+            forward=f"y = x[:, :-1]{copied}; return y.exp().sum(1) * y.square().mean(1)",
+            inputs="torch.randn(64, 40)",
+        )
+        path = tmp_path / f"part{len(copied)}.py"
+        path.write_text(text)
+        problem = load_problem(path)
+        found.append(planned(joint_of(problem, capture(problem))) is None)
+    assert found == [True, False]
+
+
 def test_what_is_kept_is_no_more_than_pytorch_keeps(tmp_path, gate):
     kept: list[torch.Tensor] = []
 

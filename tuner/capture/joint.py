@@ -106,6 +106,7 @@ class _Step(Operators):
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
         self.differentiable: list[bool] = []  # of each output, once forward was run
+        self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
 
     def joint(self) -> Joint | None:
         import torch
@@ -167,6 +168,8 @@ class _Step(Operators):
 
     def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
         """Write an operator's nodes; a convolution's gradients are a call each."""
+        if getattr(node.target, "_opname", "") == "clone":
+            self.copied.add(values[node.args[0].name].name)
         if getattr(node.target, "_opname", "") != "convolution_backward":
             return super().lower(low, node, values)
         names = [a.name for a in node.target._schema.arguments]
@@ -254,7 +257,8 @@ class _Step(Operators):
                 behind.add(node.name)
         if not set(gradient_of.values()) <= behind or behind & {*outputs, *updates.values()}:
             return None
-        kept, needed = _divided(nodes, [*gradient_of.values()], {*outputs, *updates.values()})
+        results = {*outputs, *updates.values()}
+        kept, needed = _divided(nodes, [*gradient_of.values()], results, self.copied)
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
@@ -288,13 +292,14 @@ def _calls(recorded: Any) -> Iterator[Any]:
 
 
 def _divided(
-    nodes: Sequence[Node], wanted: Sequence[str], outputs: set[str]
+    nodes: Sequence[Node], wanted: Sequence[str], outputs: set[str], copied: set[str]
 ) -> tuple[list[str], dict[str, Node]]:
     """Return what is kept for the backward, and the nodes that it computes.
 
     Whatever it reads of what is given, PyTorch keeps as well: who edits something else between
     forward and backward is refused by neither. So a value is computed again where that needs
-    nothing more, and is kept where it does.
+    nothing more, and is kept where it does. Of a view of what is given that was copied, PyTorch
+    keeps the copy: the given tensor may be edited.
     """
     by_name = {n.name: n for n in nodes}
     # The record has all of forward first.
@@ -305,6 +310,12 @@ def _divided(
     # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
     views = {n.name: n.refs[:1] for n in nodes if n.op in ALIASES}
     refs = [r for n in nodes[end:] for r in n.refs if r not in backward]
+    for name in copied & views.keys():
+        base = name
+        while base in views:
+            (base,) = views[base]
+        if base not in by_name:
+            views[name] = ()
     read = {*in_order(refs, lambda name: views.get(name, ()))}
 
     def again(name: str) -> tuple[set[str], set[str]] | None:
