@@ -514,6 +514,37 @@ def test_labels_that_pytorch_refuses_take_the_references_way(tmp_path):
     assert len(calls) == 1
 
 
+CHOICES = {
+    "masked": "y.masked_fill(~y.ne(-100), 0)",
+    "equal": "y.masked_fill(y == -100, 7)",
+    "where": "torch.where(y != -100, y, 0)",
+    "clamped": "y.clamp(min=0)",
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_labels_chosen_by_hand_take_the_references_way_where_pytorch_refuses_them(name, tmp_path):
+    """Loops found nothing at a place outside, and gave an answer where PyTorch refuses one."""
+    place = CHOICES[name].replace("y", "y[1:]")
+    call = f"x[:-1].logsumexp(1) - x[:-1].gather(1, ({place}).unsqueeze(1)).squeeze(1)"
+    text = text_of("cross_entropy").replace(MODULES["cross_entropy"][0], call)
+    problem, made = derive(tmp_path, name, text)
+    module = module_of(load_family(made.name, [made.folder]).model_new)
+    calls = []
+    module |= {"fused_op": lambda *args: calls.append(args) or (torch.zeros(36),)}
+    module["fused_device"] = torch.device("cpu")
+    model, (x, y) = module["ModelNew"](), problem.make_inputs(1)
+    with torch.no_grad():
+        model(x, y)
+        y[3] = -100
+        model(x, y)
+        assert len(calls) == (1 if name == "clamped" else 2)
+        for wrong in (100, *(() if name == "clamped" else (-1,))):
+            y[3] = wrong
+            with pytest.raises(RuntimeError, match=f"index {wrong} is out of bounds"):
+                model(x, y)
+
+
 def test_what_is_not_usual_takes_the_references_way(tmp_path):
     _, made = derive(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
     family = load_family(made.name, [made.folder])

@@ -428,6 +428,13 @@ REFUSALS = {
     ),
     "a number returned": ("pass", "return x, 3", X, "returns int", "tensors only"),
     "a dict returned": ("pass", "return {'a': x}", X, "named structure", "one tuple"),
+    "an object returned": (
+        "pass",
+        "from types import SimpleNamespace as Out;return Out(loss=x.mean())",
+        X,
+        "returns an object of a class that is no tensor",
+        "one tuple",
+    ),
     "nothing returned": ("pass", "return None", X, "returns NoneType", "tensors only"),
     "complex numbers": ("pass", "return torch.fft.fft(x)", X, ":9: .*complex", "view_as_real"),
     "an input is written": (

@@ -650,6 +650,18 @@ def test_a_reference_that_returns_a_parameter_even_without_gradients_accepts_its
     assert check.is_accepted, check.reason
 
 
+def test_a_momentum_of_the_modules_own_has_to_be_no_batch_norms(tmp_path):
+    """BatchNorm's may be None, which averages over all calls; a number of the user's may not."""
+    text = reference_of("a * (1 - self.momentum)", "torch.rand(64, 8)", "0")
+    text = text.replace("super().__init__()", "super().__init__(); self.momentum = 0.01")
+    problem = load_reference(tmp_path, text)
+    [probe] = [p for p in thorough_probes(SEED, 64) if p.mode == "cumulative"]
+    expectations = expect_all(problem, [probe])
+    assert not expectations[0].error
+    check = verdict(problem, problem.module.Model, expectations)
+    assert check.is_accepted, check.reason
+
+
 def test_complex_numbers_cannot_be_judged(tmp_path):
     problem = load_reference(tmp_path, reference_of("torch.fft.rfft(a)", "torch.rand(8, 6)", "0"))
     with pytest.raises(ProblemError, match="complex numbers, which cannot be judged"):

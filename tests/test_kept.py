@@ -108,6 +108,43 @@ def one_call(tmp_path_factory):
     return expected_of_call(problem, model, inputs, Accuracy()), right
 
 
+# What a call leaves in its buffers is in the next one's output, by little at a time.
+COUNTS = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, momentum):
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.mean.lerp_(x.mean(0).detach(), self.momentum)
+        return x - READ
+
+
+def get_inputs():
+    return [torch.randn(64, 8)]
+
+
+def get_init_inputs():
+    return [1e-4]
+"""
+
+
+@pytest.mark.parametrize("read", ["self.mean", "x.mean(0)"])
+def test_of_a_timed_call_nothing_is_asked_that_earlier_calls_change(tmp_path, read):
+    path = tmp_path / "reference.py"
+    path.write_text(COUNTS.replace("READ", read))
+    problem = load_problem(path, {})
+    model, inputs = problem.make_model(1), problem.make_inputs(1)
+    found = expected_of_call(problem, model, inputs, Accuracy())
+    assert bool(found.oracle) == bool(found.baseline) == (read != "self.mean")
+    assert not model.mean.any()
+
+
 def judged(expected, output: torch.Tensor) -> str:
     keeper = Keeper("cpu")
     with torch.no_grad():

@@ -269,6 +269,49 @@ def gate(tmp_path_factory) -> Taken:
     return Taken(tmp_path_factory.mktemp("gate"), "rms_norm_gate")
 
 
+def test_a_result_without_gradients_leaves_those_of_the_others_to_kernels(tmp_path):
+    """As a metric beside a loss: a share of a comparison, a value that is detached."""
+    text = TEXT.format(
+        init="self.w = nn.Parameter(torch.rand(40))",
+        names="x, y",
+        forward="e = (x * self.w - y).square(); "
+        "return (e > 0.5).float().mean(), e.mean(1), e.detach().amax(1)",
+        inputs="torch.randn(64, 40), torch.randn(64, 40)",
+    )
+    taken = Taken(tmp_path, "metrics", text)
+    inputs = taken.problem.make_inputs(1)
+    found = []
+    for model, given in (
+        (taken.mine, inputs),
+        (taken.own, inputs),
+        (taken.wide, in_float64(inputs)),
+    ):
+        leaves = leaves_of(given)
+        made = model(*leaves)
+        assert [y.requires_grad for y in made] == [False, True, False]
+        grads = torch.autograd.grad(made[1].sin().sum(), [*leaves, model.w])
+        found.append([y.detach() for y in (*made, *grads)])
+    assert taken.num_calls == 1
+    assert_as_exact(*found)
+
+
+def test_a_copied_part_of_an_input_leaves_steps_to_the_reference(tmp_path):
+    """PyTorch keeps the copy, so that the input may be edited before the backward."""
+    found = []
+    for copied in (".contiguous()", ""):
+        text = TEXT.format(
+            init="...",
+            names="x",
+            forward=f"y = x[:, :-1]{copied}; return y.exp().sum(1) * y.square().mean(1)",
+            inputs="torch.randn(64, 40)",
+        )
+        path = tmp_path / f"part{len(copied)}.py"
+        path.write_text(text)
+        problem = load_problem(path)
+        found.append(planned(joint_of(problem, capture(problem))) is None)
+    assert found == [True, False]
+
+
 def test_what_is_kept_is_no_more_than_pytorch_keeps(tmp_path, gate):
     kept: list[torch.Tensor] = []
 

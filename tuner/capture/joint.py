@@ -38,7 +38,7 @@ class Joint:
         forward: as captured, with what is kept as further outputs behind its own.
         gradients: of the incoming gradients and of what is kept; its outputs are gradients.
         incoming: for each output of forward the input of `gradients` that is its gradient, "" for
-            whole numbers, which have none.
+            those that have none: whole numbers, and what forward computes without gradients.
         gradient_of: for each input and parameter that has a gradient the output of `gradients`,
             or the incoming one that it is.
     """
@@ -105,6 +105,8 @@ class _Step(Operators):
         self.given = {t.name: t for t in (*graph.inputs, *graph.parameters)}
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
+        self.differentiable: list[bool] = []  # of each output, once forward was run
+        self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
 
     def joint(self) -> Joint | None:
         import torch
@@ -118,8 +120,13 @@ class _Step(Operators):
             Tensor(free_name(f"grad_{i}", taken), y.shape, y.dtype) if "float" in y.dtype else None
             for i, y in enumerate(outputs)
         ]
+        given = [
+            *self.given.values(),
+            *self.graph.buffers,
+            *(t for t in incoming if t is not None),
+        ]
+        incoming = [t if d else None for t, d in zip(incoming, self.differentiable, strict=True)]
         grads = [t for t in incoming if t is not None]
-        given = [*self.given.values(), *self.graph.buffers, *grads]
         low = Lowering(given)
         values_of: dict[str, Any] = {}
         places = iter(given)
@@ -161,6 +168,8 @@ class _Step(Operators):
 
     def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
         """Write an operator's nodes; a convolution's gradients are a call each."""
+        if getattr(node.target, "_opname", "") == "clone":
+            self.copied.add(values[node.args[0].name].name)
         if getattr(node.target, "_opname", "") != "convolution_backward":
             return super().lower(low, node, values)
         names = [a.name for a in node.target._schema.arguments]
@@ -203,9 +212,12 @@ class _Step(Operators):
             lent |= {name: lent[name].clone() for name in self.updated}
             found = torch.func.functional_call(model, lent, tuple(inputs))
             outputs = [found] if isinstance(found, torch.Tensor) else [*found]
+            self.differentiable = [y.requires_grad for y in outputs]
             numbers = [y for y in outputs if y.is_floating_point()]
+            asked = [(y, g) for y, g in zip(numbers, grads, strict=True) if y.requires_grad]
+            sought, coming = zip(*asked, strict=True)
             leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
-            gradients = torch.autograd.grad(numbers, leaves, grads, allow_unused=True)
+            gradients = torch.autograd.grad(sought, leaves, coming, allow_unused=True)
             updates = [lent[name] for name in self.updated]
             return [*(y.detach() for y in outputs), *updates, *gradients]
 
@@ -245,7 +257,8 @@ class _Step(Operators):
                 behind.add(node.name)
         if not set(gradient_of.values()) <= behind or behind & {*outputs, *updates.values()}:
             return None
-        kept, needed = _divided(nodes, [*gradient_of.values()], {*outputs, *updates.values()})
+        results = {*outputs, *updates.values()}
+        kept, needed = _divided(nodes, [*gradient_of.values()], results, self.copied)
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
@@ -279,13 +292,14 @@ def _calls(recorded: Any) -> Iterator[Any]:
 
 
 def _divided(
-    nodes: Sequence[Node], wanted: Sequence[str], outputs: set[str]
+    nodes: Sequence[Node], wanted: Sequence[str], outputs: set[str], copied: set[str]
 ) -> tuple[list[str], dict[str, Node]]:
     """Return what is kept for the backward, and the nodes that it computes.
 
     Whatever it reads of what is given, PyTorch keeps as well: who edits something else between
     forward and backward is refused by neither. So a value is computed again where that needs
-    nothing more, and is kept where it does.
+    nothing more, and is kept where it does. Of a view of what is given that was copied, PyTorch
+    keeps the copy: the given tensor may be edited.
     """
     by_name = {n.name: n for n in nodes}
     # The record has all of forward first.
@@ -296,6 +310,12 @@ def _divided(
     # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
     views = {n.name: n.refs[:1] for n in nodes if n.op in ALIASES}
     refs = [r for n in nodes[end:] for r in n.refs if r not in backward]
+    for name in copied & views.keys():
+        base = name
+        while base in views:
+            (base,) = views[base]
+        if base not in by_name:
+            views[name] = ()
     read = {*in_order(refs, lambda name: views.get(name, ()))}
 
     def again(name: str) -> tuple[set[str], set[str]] | None:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from tuner.capture.graph import Graph, Node, Tensor
-from tuner.capture.index_space import viewed
 from tuner.capture.nest import Output
 from tuner.capture.parameters_text import parameters_of
+from tuner.capture.picking import picking_inputs
 from tuner.capture.rows_text import ROWS_TEXT, asks_rows
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import contents_of, literal_of, made_from
@@ -168,13 +168,14 @@ def usual_text(
     """
     numbers = numbers_of(graph)
     tensors = [t for t in graph.inputs if t.name not in numbers]
+    names = [t.name for t in tensors]
     return _USUAL.format(
         reference=reference.rstrip(),
         inputs=[
             (t.dtype, ["batch", *t.shape[1:]] if has_batch(graph, t, batch) else [*t.shape])
             for t in tensors
         ],
-        places=_places_of(graph, [t.name for t in tensors]),
+        places={names.index(n): p for n, p in picking_inputs(graph).items() if n in names},
         is_number=[not a.is_tensor for a in graph.arguments],
         tuned_rows=batch,
         state=_forms((*graph.parameters, *graph.buffers)),
@@ -186,27 +187,6 @@ def usual_text(
         contents_of=inspect.getsource(contents_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
     )
-
-
-def _places_of(graph: Graph, inputs: Sequence[str]) -> dict[int, tuple[int, int | None]]:
-    """Return for inputs that pick places of something its size, and the number that picks none.
-
-    By their place among `inputs`. That number is a loss's `ignore_index`.
-    """
-    found: dict[int, tuple[int, int | None]] = {}
-    for node in graph.nodes:
-        if node.op != "gather":
-            continue
-        index, ignored = viewed(graph, node.refs[1]), None
-        if isinstance(index, Node) and index.op == "where":
-            asked, kept = (viewed(graph, name) for name in index.refs[:2])
-            if isinstance(asked, Node) and asked.op == "ne" and asked.refs == (kept.name,):
-                number = asked.args[1]
-                index, ignored = (kept, number) if type(number) is int else (index, None)
-        if index.name in inputs:
-            size = graph.value(node.refs[0]).shape[int(str(node.attrs["axis"]))]
-            found[inputs.index(index.name)] = (size, ignored)
-    return found
 
 
 def _tuple(values: Sequence[str]) -> str:

@@ -97,11 +97,9 @@ def step_text(
     forward, stages = (graph, own) if plan.forward is None else (joint.forward, plan.forward)
     made = _made(forward, stages)
     returned = [made[name] for name in forward.outputs[: len(joint.incoming)]]
-    results = [
-        f"        ctx.mark_non_differentiable({place})\n"
-        for place, name in zip(returned, joint.incoming, strict=True)
-        if not name
-    ]
+    without = [place for place, name in zip(returned, joint.incoming, strict=True) if not name]
+    # In one call: of several the last one counts.
+    results = [f"        ctx.mark_non_differentiable({', '.join(without)})\n"] if without else []
     results += [f"        {known[b]}.add_({n})\n" for b, n in stages.counters.items()]
     written = [o.name for o in results_of(stages)]
     for buffer, name in stages.updates.items():

@@ -169,12 +169,19 @@ def compare(
     )  # fmt: skip
 
 
-def are_close(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are the same to three digits; NaN is like NaN."""
+def are_close(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> bool:
+    """Whether no element differs by more than a part of itself and of the largest one.
+
+    NaN is like NaN; with a tolerance of 0 all elements are the same.
+    """
     import torch
 
+    largest = 0.0
+    for a, _, _ in chunks(first, second, None) if tolerance else ():
+        largest = max(largest, float(torch.where(torch.isfinite(a), a.abs(), 0.0).max()))
     return all(
-        torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True) for a, b, _ in chunks(first, second, None)
+        torch.allclose(a, b, tolerance, tolerance * largest, equal_nan=True)
+        for a, b, _ in chunks(first, second, None)
     )
 
 
