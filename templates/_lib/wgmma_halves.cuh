@@ -35,7 +35,7 @@ static_assert(kParts == 1 || kPromoteStages < kStages, "stages of a promotion li
 
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kConsumerWarps = 4 * kConsumers;
-constexpr int kProducerRegisters = kClusterM > 1 ? 40 : 24;
+constexpr int kProducerRegisters = kClusterM > 1 ? 56 : 24;
 constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 constexpr int kFreeRegisters =
     (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
@@ -249,13 +249,10 @@ __device__ __forceinline__ bool is_plain(const Finish& finish, const Tile& at,
                       reinterpret_cast<uintptr_t>(columns.bias);
   if (!is_inside || places % sizeof(float2) != 0) return false;
   bool is_odd = isnan(lines[0].unit) || isnan(lines[1].unit);
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const float2 unit = two_of(columns.unit + columns.of(part, group));
-      is_odd |= isnan(unit.x) || isnan(unit.y);
-    }
+#pragma unroll 4
+  for (int group = 0; group < kParts * kGroups; ++group) {
+    const float2 unit = two_of(columns.unit + columns.of(0, group));
+    is_odd |= isnan(unit.x) || isnan(unit.y);
   }
   return !__any_sync(0xffffffffu, is_odd);
 }
