@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import tempfile
 
+import triton
+
 
 class CudaCode:
     # CUDA C++ beside Triton's kernels: compiled by nvcc when it is made, once for each content,
