@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -263,14 +264,11 @@ BOTH = (
 )
 
 
-@pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
-def test_the_operator_computes_the_same_and_leaves_gradients_to_the_reference(tmp_path):
-    problem, graph = seen(tmp_path, *BOTH)
-    after = rewritten(graph)
-    assert {step.name for step in after.rewrites} == RULES.keys() - {"step-without-effect"}
-    module = tmp_path / "module.py"
+def compiled_module(problem: Problem, after: Graph, folder: Path) -> tuple[dict, list]:
+    """Return the text of a module around a rewritten graph's operator, executed, and its calls."""
+    module = folder / "module.py"
     settings = settings_of(problem.make_model(0), False)
-    made = derived(Captured(after), module.read_text(), "both", settings, False, tmp_path / "made")
+    made = derived(Captured(after), module.read_text(), "both", settings, False, folder / "made")
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest"}, FACTS)
     operator = bind(candidate.plan, "cpp", compiled(candidate))
@@ -282,6 +280,40 @@ def test_the_operator_computes_the_same_and_leaves_gradients_to_the_reference(tm
 
     text = module_of(family.model_new)
     text |= {**fused(operator), "fused_op": counted}
+    return text, calls
+
+
+@pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+@pytest.mark.parametrize("forward", ["self.l(x).sum(1)", "(-3 * self.l(x)).mean(1)"])
+def test_weights_whose_sum_is_past_the_largest_number_are_summed_smaller(forward, tmp_path):
+    """As in the module, whose products are of ordinary size."""
+    problem, graph = seen(tmp_path, "self.l = nn.Linear(6, 9)", f"return {forward}", X)
+    after = rewritten(graph)
+    assert "sum-of-linear" in {step.name for step in after.rewrites}
+    text, calls = compiled_module(problem, after, tmp_path)
+    model = text["ModelNew"]()
+    (x,) = problem.make_inputs(1)
+    x[0, 0] = math.inf
+    sizes = (2.0**126, -(2.0**127), 1.5 * 2.0**125, 1.0, 2.0**-140)
+    for size in sizes:
+        with torch.no_grad():
+            model.l.weight.copy_(size * torch.tensor([0.5, 1.0])[torch.randint(2, (9, 6))])
+            model.l.weight[:, 1:4] /= 2.0**100
+            given = x * 2.0**-128 if abs(size) > 1 else x
+            found = model(given)
+        assert size < 1 or found[1:].isfinite().all()
+        exact = copy.deepcopy(model).double()
+        wanted = text["Model"].forward(exact, given.double()).float()
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-44)
+    assert len(calls) == len(sizes), "a call took the reference's way"
+
+
+@pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+def test_the_operator_computes_the_same_and_leaves_gradients_to_the_reference(tmp_path):
+    problem, graph = seen(tmp_path, *BOTH)
+    after = rewritten(graph)
+    assert {step.name for step in after.rewrites} == RULES.keys() - {"step-without-effect"}
+    text, calls = compiled_module(problem, after, tmp_path)
     mine, own, wide = text["ModelNew"](), problem.make_model(0), problem.make_model(0).double()
     for model in (mine, wide):
         model.load_state_dict(own.state_dict())

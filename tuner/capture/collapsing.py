@@ -9,6 +9,9 @@ summed by itself.
 Where x[i, k] is infinite the sum is NaN unless all of W[:, k] have one sign, and then it is
 infinite, whatever s[k] is: so infinite elements are multiplied by 1, -1 or NaN instead, by the
 smallest and the largest of W[:, k]. All else that is Inf or NaN shows in s and in the products.
+
+And s[k] may be past the largest float32 where no product is: there a sum of smaller weights is
+multiplied by larger x, both by a power of 2, which changes no digit of what is so large.
 """
 
 from __future__ import annotations
@@ -122,10 +125,17 @@ class _Total:
         )  # a tensor: no operation of numbers alone
         of_infinite = add("where", below, -sign, neither, like=product)
         of_infinite = add("where", above, sign, of_infinite, like=product)
-        finite = self._scaled(summed, scale)
+        larger = 2.0 ** self.count.bit_length()
+        less = add("mul", weight, 1 / larger, like=product)
+        less = add("sum", less, **form, **over)  # type: ignore[arg-type]
+        is_past = add("eq", add("abs", summed, like=product), math.inf, like=product)
+        finite = add(
+            "where", is_past, self._scaled(less, scale), self._scaled(summed, scale), like=product
+        )
         is_infinite = add("eq", add("abs", x, like=product), math.inf, like=product)
         chosen = add("where", is_infinite, of_infinite, finite, like=product)
-        self._terms.insert(0, self._summed(add("mul", x, chosen, like=product), self._keeps))
+        given = add("where", is_past, add("mul", x, larger, like=product), x, like=product)
+        self._terms.insert(0, self._summed(add("mul", given, chosen, like=product), self._keeps))
         for operand in bias:
             assert isinstance(operand, Ref)
             self._terms.append(self._scaled(self._summed(operand, self._keeps), scale))
