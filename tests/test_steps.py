@@ -295,21 +295,31 @@ def test_a_result_without_gradients_leaves_those_of_the_others_to_kernels(tmp_pa
     assert_as_exact(*found)
 
 
-def test_a_copied_part_of_an_input_leaves_steps_to_the_reference(tmp_path):
-    """PyTorch keeps the copy, so that the input may be edited before the backward."""
+COPIED = {
+    "part": ("y = x[:, :-1].contiguous(); return y.exp().sum(1) * y.square().mean(1)", "64, 40"),
+    "turned": ("y = x.transpose(0, 1).contiguous(); return y.exp().sum(0) * y.square()", "7, 5"),
+    "one of two": ("y = x[:, 3::2].clone(); return torch.sin(y) * x[:, :1].exp()", "6, 9"),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_of_a_copied_part_of_an_input_a_step_keeps_the_copy(name, tmp_path):
+    """As PyTorch does, so that the input may be edited before the backward."""
+    forward, shape = COPIED[name]
+    text = TEXT.format(init="...", names="x", forward=forward, inputs=f"torch.randn({shape})")
+    taken = Taken(tmp_path, "part", text)
+    (given,) = taken.inputs(1, None)
     found = []
-    for copied in (".contiguous()", ""):
-        text = TEXT.format(
-            init="...",
-            names="x",
-            forward=f"y = x[:, :-1]{copied}; return y.exp().sum(1) * y.square().mean(1)",
-            inputs="torch.randn(64, 40)",
-        )
-        path = tmp_path / f"part{len(copied)}.py"
-        path.write_text(text)
-        problem = load_problem(path)
-        found.append(planned(joint_of(problem, capture(problem))) is None)
-    assert found == [True, False]
+    for model in (taken.mine, taken.own, taken.wide):
+        x = given.to(torch.float64 if model is taken.wide else torch.float32, copy=True)
+        x.requires_grad_()
+        y = model(x)
+        if name != "one of two":
+            with torch.no_grad():
+                x.zero_()
+        found.append(torch.autograd.grad(y.sin().sum(), x))
+    assert_as_exact(*found)
+    assert taken.num_calls == 1, "a step took the reference's way"
 
 
 def test_what_is_kept_is_no_more_than_pytorch_keeps(tmp_path, gate):

@@ -41,12 +41,15 @@ class Joint:
             those that have none: whole numbers, and what forward computes without gradients.
         gradient_of: for each input and parameter that has a gradient the output of `gradients`,
             or the incoming one that it is.
+        copies: what is kept of what is given in another order of its elements, as PyTorch keeps a
+            copy of it: each with the steps from the given tensor to it.
     """
 
     forward: Graph
     gradients: Graph
     incoming: tuple[str, ...]
     gradient_of: Mapping[str, str]
+    copies: Mapping[str, tuple[Node, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +265,8 @@ class _Step(Operators):
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
+        copies = {name: steps for name in kept if (steps := _from_given(name, by_name))}
+        kept = [name for name in kept if name not in copies]
         graph = replace(self.graph, constants=())
         ends = dict.fromkeys(name for name in gradient_of.values() if name in by_name)
         return Joint(
@@ -280,7 +285,19 @@ class _Step(Operators):
             ),
             tuple("" if t is None else t.name for t in incoming),
             gradient_of,
+            copies,
         )
+
+
+def _from_given(name: str, by_name: Mapping[str, Node]) -> tuple[Node, ...]:
+    """Return the steps that make a view of what is given; none for what is no view of it."""
+    steps: list[Node] = []
+    while name in by_name:
+        if by_name[name].op not in ALIASES:
+            return ()
+        steps.append(by_name[name])
+        (name,) = by_name[name].refs
+    return tuple(reversed(steps))
 
 
 def _is_in_place(target: Any) -> bool:

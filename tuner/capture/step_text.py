@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from tuner.capture.graph import Graph
+from tuner.capture.graph import Graph, Node
 from tuner.capture.half_products import makers_of
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
 from tuner.capture.joint import Joint, of_weights
@@ -106,6 +107,7 @@ def step_text(
         value = f"made[{written.index(name)}].view_as({known[buffer]})"
         results.append(f"        {known[buffer]}.copy_({value})\n")
     kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
+    kept |= {name: f"copy_{i}" for i, name in enumerate(joint.copies)}
     # What comes in has the shape in which the call gave its result.
     incoming = {
         name: result_of(joint.gradients.value(name), f"grads[{i}].contiguous()")
@@ -119,6 +121,11 @@ def step_text(
             # A view of what is returned would hold this step, which holds the view: for ever.
             source = f"{made[name]}.detach()" if made[name] in returned else made[name]
             results.append(f"        result_{i} = {result_of(forward.value(name), source)}\n")
+    for name, steps in joint.copies.items():
+        if kept[name] in read:
+            source = known[steps[0].refs[0]] + "".join(map(_viewed, steps))
+            copy = f"{source}.clone(memory_format=torch.contiguous_format)"
+            results.append(f"        {kept[name]} = {copy}\n")
 
     packed = list(dict.fromkeys([*read, *(known[t.name] for t in graph.inputs)]))
 
@@ -169,6 +176,17 @@ def step_text(
         needed="all" if plan.gradients.calls else "any",
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
     )
+
+
+def _viewed(step: Node) -> str:
+    """Write a view of a tensor, behind it."""
+    a: Any = step.attrs
+    if step.op == "slice":
+        place = f"{a['start']}:{a['stop']}:{a['step']}"
+        return f"[{':, ' * a['axis']}{place}]"
+    given = a["axes"] if step.op == "permute" else step.shape
+    name = "reshape" if step.op == "view" else step.op  # of what lies in another order, a copy
+    return f".{name}(({', '.join(map(str, given))},))"
 
 
 def _is_seen_by_all(joint: Joint) -> bool:
