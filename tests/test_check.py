@@ -255,6 +255,17 @@ def test_the_honest_module_is_accepted_on_cuda(name, wide_problem, on_cuda):
     assert check.is_accepted, check.reason
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+def test_the_honest_module_is_accepted_on_another_gpu(wide_problem):
+    """Where the current one has no part in it."""
+    new_class = load_candidate(HERE / "honest" / f"{ALWAYS_ACCEPTED[0]}.py")
+    probes = thorough_probes(SEED, wide_problem.num_rows(), has_cuda=True)
+    expectations = [expected(wide_problem, p, LOOSE, "cuda:1", models={}) for p in probes]
+    check = verdict(wide_problem, new_class, expectations, LOOSE)
+    assert check.is_accepted, check.reason
+
+
 CONVOLVED = """
 import torch
 from torch import nn

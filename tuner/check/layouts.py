@@ -231,6 +231,7 @@ def overwrite(old: torch.Tensor, new: torch.Tensor, call: int) -> None:
     if way == 2 and is_plain:
         kept.numpy()[...] = new.numpy()
     elif way == 0 and kept.numel() and kept.dtype != torch.bool:
-        torch.from_dlpack(kept).copy_(new)
+        with torch.cuda.device_of(kept):  # DLPack takes tensors of the current GPU alone
+            torch.from_dlpack(kept).copy_(new)
     else:
         old.data.copy_(new)
