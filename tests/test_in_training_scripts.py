@@ -77,10 +77,24 @@ def counted(taken: Taken) -> Iterator[list[str]]:
         taken.module |= real
 
 
+@pytest.fixture(autouse=True, params=["new", "known"])
+def is_known(request, monkeypatch) -> None:
+    """Whether modules had calls before, with and without gradients, after which less is asked."""
+    monkeypatch.setattr(sys.modules[__name__], "HAS_CALLS_BEFORE", request.param == "known")
+
+
+HAS_CALLS_BEFORE = False
+
+
 def models(taken: Taken) -> list[nn.Module]:
-    """Return a replacement and a reference, equal and fresh."""
+    """Return a replacement and a reference, equal."""
     made = [taken.module["ModelNew"](), taken.problem.make_model(0)]
     for model in made:
+        if HAS_CALLS_BEFORE and "fused_device" in taken.module:
+            inputs = taken.problem.make_inputs(7)
+            for is_with_gradients in (True, False):
+                with torch.set_grad_enabled(is_with_gradients):
+                    model(*inputs)
         model.load_state_dict(taken.own.state_dict())
     return made
 

@@ -79,7 +79,7 @@ def matched_text(
         else "",
         absent={**matched.absent, **dict.fromkeys(matched.unused, 0.0)},
         names=names,
-        asks_rows=asks_rows_of(graph, batch),
+        asks_rows="".join(asks_rows_of(graph, batch)),
         tensors="".join(given),
         arguments=", ".join(source[name] for name in matched.arguments),
         first=matched.arguments[0],

@@ -9,12 +9,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import indent
 
 from tuner.capture.graph import Graph, Node, Tensor
+from tuner.capture.known_text import KNOWN_TEXT
 from tuner.capture.nest import Output
 from tuner.capture.parameters_text import parameters_of
 from tuner.capture.picking import picking_inputs
-from tuner.capture.rows_text import ROWS_TEXT, asks_rows
+from tuner.capture.rows_text import ROWS_TEXT, asks_few, asks_rows
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import contents_of, literal_of, made_from
 from tuner.capture.stages import Stages
@@ -48,11 +50,14 @@ def results_of(stages: Stages) -> list[Output]:
     return [written[n] for n in dict.fromkeys([*stages.outputs, *stages.updates.values()])]
 
 
-def asks_rows_of(graph: Graph, batch: int | None) -> str:
-    """Return what a forward asks before all else: few rows may be PyTorch's."""
+def asks_rows_of(graph: Graph, batch: int | None) -> tuple[str, str]:
+    """Return what a forward asks before all else, and of a call that it does not know yet.
+
+    Few rows may be PyTorch's, and so may others.
+    """
     names = [a.name for a in graph.arguments]
     batched = next((t.name for t in graph.inputs if has_batch(graph, t, batch)), "")
-    return asks_rows(names, batched) if batched else ""
+    return (asks_few(names, batched), asks_rows(names)) if batched else ("", "")
 
 
 def rows_of(graph: Graph, batch: int | None) -> str:
@@ -64,9 +69,11 @@ def argument_of(
     graph: Graph, stages: Stages, tensor: Tensor, source: str, batch: int | None, rows: str
 ) -> str:
     """Return what a call is given for a tensor that stands in `source`."""
-    flat = f"{rows}, -1" if has_batch(graph, tensor, batch) else "-1"
+    has_rows = has_batch(graph, tensor, batch)
+    flat = f"{rows}, -1" if has_rows else "-1"
     as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
-    reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"
+    is_flat = len(tensor.shape) == 1 + has_rows
+    reshaped = "" if is_flat or (stages.calls and tensor.shape) else f".reshape({flat})"
     return f"{source}{as_bytes}{reshaped}"
 
 
@@ -75,6 +82,12 @@ def result_of(value: Tensor | Node, source: str) -> str:
     as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
     shape = f"({', '.join(map(str, value.shape))},)" if value.shape else "()"
     return f"{source}{as_bool}.view({shape})"
+
+
+def _own_result_of(stages: Stages, value: Tensor | Node, source: str) -> str:
+    """Return a result in its own shape, in which calls of PyTorch's operations leave it."""
+    has_shape = bool(stages.calls and value.shape) and value.dtype != "bool"
+    return source if has_shape else result_of(value, source)
 
 
 def given_in_step(graph: Graph) -> list[Tensor]:
@@ -117,10 +130,10 @@ def model_new(
         source = source_of(tensor)
         if tensor.name in numbers:
             source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
-        arguments.append(argument_of(graph, stages, tensor, f"{source}.detach()", batch, rows))
+        arguments.append(argument_of(graph, stages, tensor, source, batch, rows))
     written = [o.name for o in results_of(stages)]
     results = [
-        result_of(graph.value(given), f"made[{written.index(name)}]")
+        _own_result_of(stages, graph.value(given), f"made[{written.index(name)}]")
         for name, given in zip(stages.outputs, graph.outputs, strict=True)
     ]
     stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
@@ -130,18 +143,21 @@ def model_new(
     copies = [f"{source}.view_as({b})" for source, b in zip(sources, buffers, strict=True)]
     if copies:  # at once: the host takes as long for each copy as for a launch
         updates.append(f"torch._foreach_copy_([{', '.join(buffers)}], [{', '.join(copies)}])")
+    given = ", ".join(source_of(tensor) for tensor in given_in_step(graph))
     usual = usual_text(graph, reference, settings, has_modes, batch, has_calls=bool(stages.calls))
+    asks_first, asks_rows = asks_rows_of(graph, batch)
     return _MODULE.format(
         usual=usual,
+        known=KNOWN_TEXT,
         names=", ".join(names),
         parameters=parameters,
-        asks_more=asks_more,
+        asks_first=asks_more + asks_first,
+        asks_rows=indent(asks_rows, "    "),
         arguments=", ".join(arguments),
         step=f"{step}\n\n" if step else "",
-        given=", ".join(source_of(tensor) for tensor in given_in_step(graph)),
-        wants="wants_step and not can_step(given)" if step else "wants_step",
-        stepped=_STEPPED.format(result=_tuple(stepped)) if step else "",
-        asks_rows=asks_rows_of(graph, batch),
+        given=given,
+        wants="fused_step and not can_step(given)" if step else "fused_step",
+        stepped=_STEPPED.format(given=given, result=_tuple(stepped)) if step else "",
         updates="".join(f"        {line}\n" for line in updates),
         result=_tuple(results),
     )
@@ -202,6 +218,9 @@ _USUAL = """\
 {reference}
 
 
+import types
+import weakref
+from operator import is_
 from typing import Any
 
 _HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
@@ -334,7 +353,7 @@ def wants_gradients(tensors):
 
 
 _MODULE = """\
-{usual}{step}class ModelNew(Model):
+{usual}{known}{step}class ModelNew(Model):
     # The reference itself, with its forward in one loop where a call is as usual.
     @classmethod
     def from_module(cls, module):
@@ -346,14 +365,18 @@ _MODULE = """\
         return made_from(Model, self)
 
     def forward(self, {parameters}):
-{asks_more}{asks_rows}        fused_state = usual_state(self, ({names},))
+{asks_first}        fused_state, fused_step = known_call(self, {names})
+        fused_run = at_once
         if fused_state is None:
-            return super().forward({names})
-        given = ({given},)
-        wants_step = wants_gradients(given)
-        if {wants}:
-            return super().forward({names})
-{stepped}        made = detached(fused_op, {arguments})
+{asks_rows}            fused_state = usual_state(self, ({names},))
+            if fused_state is None:
+                return super().forward({names})
+            given = ({given},)
+            fused_step, fused_run = wants_gradients(given), detached
+            if {wants}:
+                return super().forward({names})
+            remember(self, fused_state, fused_step, {names})
+{stepped}        made = fused_run(fused_op, {arguments})
 {updates}        return {result}
 
 
@@ -367,7 +390,8 @@ def backward(ctx, *grads):
 
 
 _STEPPED = """\
-        if wants_step:
+        if fused_step:
+            given = ({given},)
             # What has no gradient stays out of the graph: its hooks would be called with None.
             given = [x if i in _DIFFERENTIABLE else x.detach() for i, x in enumerate(given)]
             made = Step.apply(self, *given)

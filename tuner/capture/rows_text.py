@@ -11,20 +11,26 @@ from collections.abc import Mapping, Sequence
 from tuner.by_batch import Way
 
 __all__ = [
-    "ROWS_NAME", "ROWS_TEXT", "asks_rows", "has_rows", "ways_in", "with_rows", "without_rows",
+    "ROWS_NAME", "ROWS_TEXT", "asks_few", "asks_rows", "has_rows", "ways_in", "with_rows",
+    "without_rows",
 ]  # fmt: skip
 
 ROWS_NAME = "_FUSED_ROWS"  # of that line
 
 
-def asks_rows(names: Sequence[str], batched: str) -> str:
-    """Return the lines of a forward that leave some numbers of rows to PyTorch.
+def asks_few(names: Sequence[str], batched: str) -> str:
+    """Return the lines of a forward that leave few rows to PyTorch, before all else.
 
     Args:
         names: of forward's arguments.
         batched: the one whose first size it is.
     """
-    return _ASKS_ROWS.format(names=", ".join(names), batched=batched)
+    return _ASKS_FEW.format(names=", ".join(names), batched=batched)
+
+
+def asks_rows(names: Sequence[str]) -> str:
+    """Return the lines of a forward, behind those, that leave it other numbers of rows."""
+    return _ASKS_ROWS.format(names=", ".join(names))
 
 
 def with_rows(model_new: str, rows: Mapping[Way, tuple[int | tuple[int, int], ...]] | None) -> str:
@@ -67,14 +73,17 @@ _ROWS_LINE = re.compile(rf"^{ROWS_NAME} = .*?  #", re.MULTILINE)
 
 # Few rows first, without a call, and the reference by its own name: a call or `super` cost 0.1 us
 # each, where all of a call of the reference may take 17 us.
-_ASKS_ROWS = """\
+_ASKS_FEW = """\
+        fused_shape = ()
         if _FUSED_ROWS and not _is_exporting():  # a comparison would fix the exported rows
-            fused_dense = isinstance({batched}, torch.Tensor) and not {batched}.is_nested
-            fused_shape = {batched}.shape if fused_dense else ()
-            if fused_shape and (
-                fused_shape[0] < _LEAST_ROWS or not takes_rows(fused_shape[0], self, {names})
-            ):
+            if isinstance({batched}, torch.Tensor) and not {batched}.is_nested:
+                fused_shape = {batched}.shape
+            if fused_shape and fused_shape[0] < _LEAST_ROWS:
                 return Model.forward(self, {names})
+"""
+_ASKS_ROWS = """\
+        if fused_shape and not takes_rows(fused_shape[0], self, {names}):
+            return Model.forward(self, {names})
 """
 
 

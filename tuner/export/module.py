@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from tuner.capture.rows_text import with_rows
 from tuner.capture.settings import made_from
 from tuner.errors import TemplateError
-from tuner.export.python_operators import operator_of, python_binding, python_calls
+from tuner.export.python_operators import operator_of, python_binding, python_calls, work_of
 from tuner.export.registration import cpp_binding, schema
 from tuner.export.several import Dispatch, apart, dispatch_text, named_in
 from tuner.kernel.binding import CUDA_CODE
@@ -296,6 +296,8 @@ def _fused(candidate: Candidate, namespace: str, ending: str) -> str:
             parts.append(f"fused_{name} = {operator}")
         else:
             parts.append(f"def fused_{name}(*args):\n    return ({operator}(*args),)")
+        if candidate.language == "triton":
+            parts.append(f"fused_{name}.work = {work_of(call, ending)}")
     return "\n\n\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from tuner.kernel.python_calls import check_lines, work_lines
 from tuner.plans import Argument, Plan
 from tuner.trial import Language
 
-__all__ = ["operator_of", "python_binding", "python_calls"]
+__all__ = ["operator_of", "python_binding", "python_calls", "work_of"]
 
 
 def python_calls(plan: Plan, namespace: str) -> str:
@@ -50,6 +50,15 @@ def operator_of(plan: Plan, language: Language, namespace: str, ending: str = ""
     if language == "triton":
         return f"called_{plan.function}{ending}"
     return f"torch.ops.{namespace}.{plan.function}"
+
+
+def work_of(plan: Plan, ending: str = "") -> str:
+    """Return what calls the kernels of a file in Triton directly, for a tuple.
+
+    Its arguments are of a form that the operator has taken, and lie as `_dense` makes them.
+    """
+    work = f"_work_{plan.function}{ending}"
+    return work if len(plan.outputs) > 1 else f"lambda *args: ({work}(*args),)"
 
 
 def _python_call(plan: Plan, namespace: str) -> str:

@@ -1,0 +1,269 @@
+"""Calls that an exported module knows: asked less of, and never taken for what they are not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from cpu_machine import GPP
+from test_in_training_scripts import OPERATORS, counted
+from test_matching import TEXT
+from test_steps import Taken
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+INIT = (
+    "self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 6); self.n = nn.LayerNorm(6); "
+    "self.k = nn.Parameter(torch.rand(1)); self.slope = 0.3; self.act = torch.tanh"
+)
+FORWARD = "return self.n(self.act(self.b(F.leaky_relu(self.a(x), self.slope))) * self.k + x)"
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory) -> Taken:
+    """With parts, parameters, a setting and a function of its own."""
+    text = TEXT.format(init=INIT, names="x", forward=FORWARD, inputs="torch.randn(5, 6)")
+    return Taken(tmp_path_factory.mktemp("block"), "block", text)
+
+
+def pair(block: Taken) -> tuple[nn.Module, nn.Module]:
+    """Return a replacement that knows its usual calls, and a reference, of the same state."""
+    mine, own = block.module["ModelNew"](), block.problem.make_model(0)
+    mine.load_state_dict(own.state_dict())
+    for _ in range(2):
+        asked(mine, given(1))
+        with torch.no_grad():
+            mine(given(1))
+    assert len(block.module["_KNOWN"][id(mine)].calls) == 2
+    return mine, own
+
+
+def given(seed: int, rows: int = 5) -> Tensor:
+    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def asked(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return a result and its gradients, where it has any."""
+    x = x.detach().requires_grad_(x.requires_grad) if type(x) is Tensor else x
+    y = model(x)
+    wanted = [p for p in (*model.parameters(), x) if p.requires_grad and p.numel()]
+    if not (y.requires_grad and wanted):
+        return [y]
+    grads = torch.autograd.grad(y.sin().sum(), wanted, allow_unused=True)
+    return [y.detach(), *(g for g in grads if g is not None)]
+
+
+@contextmanager
+def whole_looks(block: Taken) -> Iterator[list[None]]:
+    """Give how often all of a call was looked at inside."""
+    looks: list[None] = []
+    usual = block.module["usual_state"]
+    block.module["usual_state"] = lambda *args: looks.append(None) or usual(*args)
+    try:
+        yield looks
+    finally:
+        block.module["usual_state"] = usual
+
+
+def test_a_call_like_one_before_is_looked_at_no_more(block):
+    mine, own = pair(block)
+    with whole_looks(block) as looks, counted(block) as calls:
+        for rows in (5, 5, 3, 3, 5):
+            torch.testing.assert_close(asked(mine, given(2, rows)), asked(own, given(2, rows)))
+            with torch.no_grad():
+                torch.testing.assert_close(mine(given(3, rows)), own(given(3, rows)))
+        x = given(4).requires_grad_()
+        for _ in range(2):
+            torch.testing.assert_close(asked(mine, x), asked(own, x))
+    assert len(looks) == 3  # of 3 rows with and without gradients, and of one that wants its own
+    assert set(calls) <= {*OPERATORS} and calls.count("fused_op") >= 5
+
+
+def swapped_names(model: nn.Module) -> None:
+    own = model.a._parameters
+    weight, bias = own.pop("weight"), own.pop("bias")
+    own["bias"], own["weight"] = weight, bias
+
+
+def in_place(model: nn.Module) -> None:
+    model.b.weight.data = torch.linspace(0, 1, 48).view(6, 8)
+
+
+def parted(model: nn.Module) -> None:
+    model.b = nn.Sequential(nn.Linear(8, 8), model.b)
+
+
+def classed(model: nn.Module) -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2.0
+
+    model.a.__class__ = Twice
+
+
+def other_forward(model: nn.Module) -> None:
+    model.a.forward = lambda x: torch.cat([x, x[:, :2]], 1)
+
+
+def equal_but_other(model: nn.Module) -> None:
+    model.k = nn.Parameter(model.k.detach().clone())
+    with torch.no_grad():
+        model.k += 1.0
+
+
+EDITS: dict[str, Callable[[nn.Module], object]] = {
+    "a setting": lambda m: setattr(m, "slope", 0.7),
+    "a setting of a part": lambda m: setattr(m.n, "eps", 0.5),
+    "a function": lambda m: setattr(m, "act", torch.sin),
+    "a function with a closure": lambda m: setattr(m, "act", lambda x: x * m.slope),
+    "another parameter": equal_but_other,
+    "memory of a parameter": in_place,
+    "values of a parameter": lambda m: m.b.weight.data.mul_(3.0),
+    "no bias": lambda m: setattr(m.a, "bias", None),
+    "names": lambda m: swapped_names(m) or in_place(m),
+    "a part": lambda m: setattr(m, "a", nn.Linear(6, 8, bias=False)),
+    "a part in between": parted,
+    "the class of a part": classed,
+    "the forward of a part": other_forward,
+    "a hook": lambda m: m.b.register_forward_hook(lambda part, x, y: y * 2.0),
+    "a hook before": lambda m: m.b.register_forward_pre_hook(lambda part, x: (x[0] * 2.0,)),
+    "a hook of gradients": lambda m: m.b.register_full_backward_hook(
+        lambda part, into, out: tuple(g * 2.0 for g in into)
+    ),
+    "a hook of its own": lambda m: m.register_forward_hook(lambda part, x, y: y * 2.0),
+    "a parametrisation": lambda m: nn.utils.parametrizations.weight_norm(m.a),
+    "frozen": lambda m: m.a.requires_grad_(False),
+    "all frozen": lambda m: m.requires_grad_(False),
+    "float64": lambda m: m.double(),
+    "a buffer more": lambda m: m.a.register_buffer("more", torch.zeros(1)),
+    "layout": lambda m: setattr(m.a.weight, "data", m.a.weight.data.t().contiguous().t()),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_module_is_seen(name, block):
+    """As without a call before: each edit that changes what is computed, and each back again."""
+    mine, own = pair(block)
+    before = copy.deepcopy(own)
+    failures = []
+    for model in (mine, own):
+        torch.manual_seed(0)
+        EDITS[name](model)
+        try:
+            with torch.no_grad():
+                model(given(2))
+        except (RuntimeError, TypeError) as error:  # of shapes that do not fit
+            failures.append(type(error))
+    if failures:
+        assert name in ("names", "float64") and len(failures) == 2
+        return
+    for _ in range(3):
+        torch.testing.assert_close(asked(mine, given(2)), asked(own, given(2)))
+        with torch.no_grad():
+            torch.testing.assert_close(mine(given(3)), own(given(3)))
+    fresh = block.module["ModelNew"].from_module(before)
+    torch.testing.assert_close(asked(fresh, given(2)), asked(before, given(2)))
+
+
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "other rows": lambda x: x[:2],
+    "turned": lambda x: x.t().contiguous().t(),
+    "steps": lambda x: x.repeat(1, 2)[:, ::2],
+    "negative": lambda x: torch._neg_view(x),
+    "from the middle": lambda x: torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape),
+    "wants gradients": lambda x: x.clone().requires_grad_(),
+    "a parameter": lambda x: nn.Parameter(x),
+    "none": lambda x: x[:0],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_another_form_of_inputs_is_seen(name, block):
+    mine, own = pair(block)
+    for _ in range(3):
+        x = CALLS[name](given(2))
+        torch.testing.assert_close(asked(mine, x), asked(own, x))
+        with torch.no_grad():
+            torch.testing.assert_close(mine(x), own(x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # jvp's own
+@pytest.mark.parametrize("name", ["autocast", "default dtype", "inference", "vmap", "tangents"])
+def test_other_circumstances_are_seen(name, block):
+    mine, own = pair(block)
+    x = given(2)
+    made = []
+    for model in (mine, own):
+        found = []
+        if name == "autocast":
+            with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+                found.append(model(x))
+        elif name == "default dtype":
+            torch.set_default_dtype(torch.float64)
+            try:
+                found.append(model(x))
+            finally:
+                torch.set_default_dtype(torch.float32)
+        elif name == "inference":
+            with torch.inference_mode():
+                found += [model(x), model(given(2))]
+        elif name == "vmap":
+            found.append(torch.vmap(model)(x[None]))
+        else:
+            found += torch.func.jvp(model, (x,), (x,))
+        made.append(found)
+    torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_kept_alive(block):
+    """Who drops a parameter, a part or the module frees its memory at once, without `gc`."""
+    mine, _ = pair(block)
+    num_known = len(block.module["_KNOWN"])
+    gc.disable()
+    try:
+        parameter, part = weakref.ref(mine.k), weakref.ref(mine.a)
+        mine.k, mine.a = nn.Parameter(torch.rand(1)), nn.Linear(6, 8)
+        assert parameter() is None and part() is None
+        whole, weight = weakref.ref(mine), weakref.ref(mine.b.weight)
+        del mine
+        assert whole() is None and weight() is None
+    finally:
+        gc.enable()
+    assert len(block.module["_KNOWN"]) == num_known - 1
+
+
+def test_a_function_that_may_hold_the_module_is_not_kept(block):
+    mine, _ = pair(block)
+    is_constant = block.module["is_constant"]
+    assert is_constant(torch.tanh) and is_constant(nn.functional.relu) and is_constant((1, "a"))
+    assert not is_constant(lambda x: mine(x)) and not is_constant([1]) and not is_constant(mine)
+
+
+def test_a_module_that_changes_at_each_call_is_remembered_no_more(block):
+    mine, own = pair(block)
+    for count in range(70):
+        mine.slope = own.slope = 0.3 if count % 2 else float("0.3")  # another object each time
+        mine.k = nn.Parameter(torch.tensor([0.1 * count]))
+        own.k = mine.k
+        torch.testing.assert_close(asked(mine, given(2)), asked(own, given(2)))
+    assert block.module["_KNOWN"][id(mine)].changes == block.module["_MOST_CHANGES"] - 1
+
+
+def test_modules_that_are_equal_are_two(block):
+    class Compared(block.module["ModelNew"]):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 7
+
+    for _ in range(2):
+        mine, own = Compared(), block.problem.make_model(0)
+        mine.load_state_dict(own.state_dict())
+        for _ in range(3):
+            torch.testing.assert_close(asked(mine, given(2)), asked(own, given(2)))

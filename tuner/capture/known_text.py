@@ -1,0 +1,165 @@
+"""Calls of a module's text that are like one before: what spares the host most of its questions.
+
+`usual_state` asks all of a call, which takes the host longer than PyTorch's operations at small
+sizes. What it took is remembered here with guards, which are asked instead.
+"""
+
+from __future__ import annotations
+
+__all__ = ["KNOWN_TEXT"]
+
+# The text expects that of `usual_state` before it. What it keeps has no strong references to
+# tensors or parts of the module: who drops them frees their memory, as without this file.
+KNOWN_TEXT = """\
+try:  # what torch.compile asks before each call; of versions with which it was tried
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_KNOWS_CALLS = TensorGuards is not None and (2, 9) <= _VERSION < (2, 14)
+_KNOWN = {}  # by the id of a module that lives: calls of it that `usual_state` took
+_MOST_CHANGES = 64  # of a module, after which no more of its calls are remembered
+_TENSORS = (torch.Tensor, nn.Parameter)
+_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class Known:
+    # A module as `usual_state` found it, and the calls of it that it took.
+    def __init__(self, module, parts, state, changes):
+        key = id(module)
+        self.module = weakref.ref(module, lambda _: _KNOWN.pop(key, None))
+        self.parts = parts
+        self.names = [*state]
+        self.tensors = [weakref.ref(x) for x in state.values()]
+        self.changes = changes
+        self.calls = {}  # guards, and whether it is a step; by grad mode and the inputs' shapes
+
+    def is_as_before(self, module):
+        for part, kind, count, names, values, keys, held_by in self.parts:
+            is_part = part is not None
+            part = part() if is_part else module
+            if type(part) is not kind:
+                return False
+            held = part.__dict__
+            if len(held) != count or not all(map(is_, map(held.get, names), values)):
+                return False
+            if is_part and (
+                held["_forward_hooks"]
+                or held["_forward_pre_hooks"]
+                or held["_backward_hooks"]
+                or held["_backward_pre_hooks"]
+            ):
+                return False
+            own, buffers, parts = held["_parameters"], held["_buffers"], held["_modules"]
+            if [*own, *buffers, *parts] != keys:
+                return False
+            now = [*own.values(), *buffers.values(), *parts.values()]
+            if not all(map(is_, now, [reference() for reference in held_by])):
+                return False
+        return True
+
+
+def is_constant(value):
+    # Whether an attribute is what it was if it is the same object, and holds no module.
+    if isinstance(value, tuple):
+        return all(map(is_constant, value))
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None
+    return isinstance(value, _CONSTANTS) or type(value) is types.BuiltinFunctionType
+
+
+def parts_of(module):
+    # What `Known` compares of a module and its parts; None where an attribute can be edited.
+    found, left, seen = [], [module], set()
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        held = part.__dict__
+        names = _PUBLIC[tuple(held)]
+        values = [held[name] for name in names]
+        if not all(map(is_constant, values)):
+            return None
+        tables = held["_parameters"], held["_buffers"], held["_modules"]
+        now = [x for table in tables for x in table.values()]
+        found.append((
+            None if part is module else weakref.ref(part), type(part), len(held), names, values,
+            [name for table in tables for name in table],
+            [type(None) if x is None else weakref.ref(x) for x in now],
+        ))  # fmt: skip
+        left += [x for x in tables[2].values() if x is not None]
+    return found
+
+
+def is_watched():
+    # Whether PyTorch has to see the operations of a call.
+    return (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.autograd._profiler_enabled()
+        or torch.nn.modules.module._has_any_global_hook()
+        or torch.get_default_dtype() != _DEFAULT_DTYPE
+    )
+
+
+def known_call(module, *inputs):
+    # What `usual_state` would return, and whether the call is a step; None: it has to be asked.
+    if not _KNOWS_CALLS or torch.compiler.is_compiling() or is_watched():
+        return None, False
+    known = _KNOWN.get(id(module))
+    if known is None or known.module() is not module:
+        return None, False
+    form = [torch.is_grad_enabled()]
+    for x in inputs:
+        if type(x) not in _TENSORS or x.is_nested:
+            return None, False
+        form.append(x.shape)
+    guards, is_step = known.calls.get(tuple(form), (None, False))
+    if guards is None or not known.is_as_before(module):
+        return None, False
+    tensors = [reference() for reference in known.tensors]
+    if not guards.check(*inputs, *tensors):
+        return None, False
+    return dict(zip(known.names, tensors)), is_step
+
+
+def remember(module, state, is_step, *inputs):
+    # For `known_call`: of a call that kernels take. Labels on a CPU are looked at in each.
+    if not _KNOWS_CALLS or torch.compiler.is_compiling() or _PLACES or is_watched():
+        return
+    tensors = (*inputs, *state.values())
+    if any(type(x) not in _TENSORS for x in tensors) or len({*map(id, tensors)}) < len(tensors):
+        return
+    known = _KNOWN.get(id(module))
+    if known is None or known.module() is not module or not known.is_as_before(module):
+        changes = 0 if known is None or known.module() is not module else known.changes + 1
+        parts = parts_of(module) if changes < _MOST_CHANGES else None
+        if parts is None:
+            return
+        known = _KNOWN[id(module)] = Known(module, parts, state, changes)
+    if len(known.calls) >= 64:  # as many numbers of rows, say
+        known.calls.clear()
+    guards = TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[[*x.shape] for x in tensors],
+        dynamic_dims_strides=[[*x.stride()] for x in tensors],
+    )
+    known.calls[(torch.is_grad_enabled(), *(x.shape for x in inputs))] = guards, is_step
+
+
+def at_once(op, *args):
+    # A known call of an operator, without its checks and without PyTorch's dispatcher.
+    work = getattr(op, "work", None)
+    if work is None:
+        return detached(op, *args)
+    for x in args:
+        if x.data_ptr() % 16 or not x.is_contiguous() or x.is_neg():
+            return detached(op, *args)
+    return work(*args)
+
+
+"""
