@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import tempfile
 
-import triton
-
 
 class CudaCode:
     # CUDA C++ beside Triton's kernels: compiled by nvcc when it is made, once for each content,
@@ -59,6 +57,9 @@ class CudaCode:
             os.replace(os.path.join(scratch, "made.so"), self.path)
 
     def function(self, name, arguments):
+        import triton  # which a machine that only compiles may lack
+
+        self.driver = triton.runtime.driver
         function = getattr(self.library, name)
         function.restype = ctypes.c_char_p
         function.argtypes = [
@@ -74,7 +75,7 @@ class CudaCode:
             value if value is None or isinstance(value, int) else value.data_ptr()
             for value in arguments
         ]
-        active = triton.runtime.driver.active  # torch.cuda.current_stream makes an object: 5 us
+        active = self.driver.active  # torch.cuda.current_stream makes an object: 5 us
         message = function(*given, active.get_current_stream(active.get_current_device()))
         if message is not None:
             raise RuntimeError(f"{name}: {message.decode(errors='replace')}")

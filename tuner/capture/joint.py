@@ -41,8 +41,7 @@ class Joint:
             those that have none: whole numbers, and what forward computes without gradients.
         gradient_of: for each input and parameter that has a gradient the output of `gradients`,
             or the incoming one that it is.
-        copies: what is kept of what is given in another order of its elements, as PyTorch keeps a
-            copy of it: each with the steps from the given tensor to it.
+        copies: views of what is given that are kept as copies, with the steps that lead to each.
     """
 
     forward: Graph
@@ -290,7 +289,7 @@ class _Step(Operators):
 
 
 def _from_given(name: str, by_name: Mapping[str, Node]) -> tuple[Node, ...]:
-    """Return the steps that make a view of what is given; none for what is no view of it."""
+    """Return the steps to a view of what is given, none for what is no view of it."""
     steps: list[Node] = []
     while name in by_name:
         if by_name[name].op not in ALIASES:
@@ -315,8 +314,7 @@ def _divided(
 
     Whatever it reads of what is given, PyTorch keeps as well: who edits something else between
     forward and backward is refused by neither. So a value is computed again where that needs
-    nothing more, and is kept where it does. Of a view of what is given that was copied, PyTorch
-    keeps the copy: the given tensor may be edited.
+    nothing more, and is kept where it does; of a view that was copied PyTorch keeps the copy.
     """
     by_name = {n.name: n for n in nodes}
     # The record has all of forward first.

@@ -84,12 +84,6 @@ def result_of(value: Tensor | Node, source: str) -> str:
     return f"{source}{as_bool}.view({shape})"
 
 
-def _own_result_of(stages: Stages, value: Tensor | Node, source: str) -> str:
-    """Return a result in its own shape, in which calls of PyTorch's operations leave it."""
-    has_shape = bool(stages.calls and value.shape) and value.dtype != "bool"
-    return source if has_shape else result_of(value, source)
-
-
 def given_in_step(graph: Graph) -> list[Tensor]:
     """Return what a step of training is given, in order: what it may be differentiated by."""
     return [*graph.inputs, *graph.parameters, *graph.buffers]
@@ -132,10 +126,11 @@ def model_new(
             source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
         arguments.append(argument_of(graph, stages, tensor, source, batch, rows))
     written = [o.name for o in results_of(stages)]
-    results = [
-        _own_result_of(stages, graph.value(given), f"made[{written.index(name)}]")
-        for name, given in zip(stages.outputs, graph.outputs, strict=True)
-    ]
+    results = []
+    for name, given in zip(stages.outputs, graph.outputs, strict=True):
+        value, source = graph.value(given), f"made[{written.index(name)}]"
+        has_shape = bool(stages.calls and value.shape) and value.dtype != "bool"
+        results.append(source if has_shape else result_of(value, source))
     stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
