@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.util
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from cpu_machine import GPP
+from interpreted import interpreted
 from test_in_training_scripts import OPERATORS, counted
 from test_matching import TEXT
-from test_steps import Taken
+from test_steps import Taken, derive_with_steps
+from test_steps_of_halves import Libdevice
 from torch import Tensor, nn
 
+from tuner.evaluate.modules import imported
+from tuner.export.module import export_text
+from tuner.machine.datasheets import known_device
+
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 INIT = (
     "self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 6); self.n = nn.LayerNorm(6); "
     "self.k = nn.Parameter(torch.rand(1)); self.slope = 0.3; self.act = torch.tanh"
@@ -218,6 +229,48 @@ def test_other_circumstances_are_seen(name, block):
             found += torch.func.jvp(model, (x,), (x,))
         made.append(found)
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+
+
+def check_a_file_in_triton(folder: str) -> None:
+    """Ask an exported file with Triton's kernels, interpreted, and count calls without checks."""
+    text = TEXT.format(init=INIT, names="x", forward=FORWARD, inputs="torch.randn(5, 6)")
+    problem, family = derive_with_steps(Path(folder), "block", text)
+    candidate = family.render({"template": "nest_triton"}, known_device("H200").facts())
+    exported = export_text(
+        family, candidate, reference=text, sizes={}, flags=[], provenance=[], standing="VERIFIED"
+    )
+    for gpu, cpu in {
+        "torch.cuda.current_device()": "-1",
+        'device.type != "cuda"': "False",
+        'fused_device = "cuda"': 'fused_device = "cpu"',
+    }.items():
+        assert gpu in exported
+        exported = exported.replace(gpu, cpu)
+    path = Path(folder) / "exported.py"
+    path.write_text(exported)
+    file = vars(imported(path))
+    file["libdevice"] = Libdevice()
+    works: list[int] = []
+    work = file["fused_op"].work
+    file["fused_op"].work = lambda *args: works.append(1) or work(*args)
+    mine, own = file["ModelNew"](), problem.make_model(0)
+    mine.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        for count, rows in enumerate((5, 5, 3, 3, 5)):
+            torch.testing.assert_close(mine(given(count, rows)), own(given(count, rows)))
+        assert len(works) == 3
+        x = CALLS["from the middle"](given(7))
+        for _ in range(2):
+            torch.testing.assert_close(mine(x), own(x))
+        assert len(works) == 3  # kernels were compiled for other addresses
+        mine.slope = own.slope = 0.7
+        torch.testing.assert_close(mine(given(2)), own(given(2)))
+    assert len(works) == 3
+
+
+@needs_triton
+def test_a_known_call_of_a_file_in_triton_takes_its_kernels_at_once(tmp_path):
+    interpreted("test_known_calls", "check_a_file_in_triton", str(tmp_path))
 
 
 def test_nothing_is_kept_alive(block):
