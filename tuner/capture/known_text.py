@@ -6,7 +6,17 @@ sizes. What it took is remembered here with guards, which are asked instead.
 
 from __future__ import annotations
 
-__all__ = ["KNOWN_TEXT"]
+__all__ = ["KNOWN_TEXT", "WATCHED_TEXT"]
+
+# Whether PyTorch has to see the operations of a call: the lines of a condition.
+WATCHED_TEXT = """\
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.autograd._profiler_enabled()
+"""
 
 # The text expects that of `usual_state` before it. What it keeps has no strong references to
 # tensors or parts of the module: who drops them frees their memory, as without this file.
@@ -95,13 +105,7 @@ def parts_of(module):
 def is_watched():
     # Whether PyTorch has to see the operations of a call.
     return (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch.autograd._profiler_enabled()
-        or torch.nn.modules.module._has_any_global_hook()
+{watched}        or torch.nn.modules.module._has_any_global_hook()
         or torch.get_default_dtype() != _DEFAULT_DTYPE
     )
 
@@ -162,4 +166,4 @@ def at_once(op, *args):
     return work(*args)
 
 
-"""
+""".replace("{watched}", WATCHED_TEXT)

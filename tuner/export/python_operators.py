@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 
+from tuner.capture.known_text import WATCHED_TEXT
 from tuner.export.registration import has_channels_last
 from tuner.kernel.operands import channels_last
 from tuner.kernel.python_calls import check_lines, work_lines
@@ -109,13 +110,7 @@ def _form_of(work, args):
     # All of the arguments that an operator checks. None where PyTorch has to see the call, or
     # where arguments are first made as kernels expect them.
     if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch.autograd._profiler_enabled()
-    ):
+{watched}    ):
         return None
     form = [work]
     for x in args:
@@ -145,7 +140,7 @@ def _called(op, work, args):
         if len(_TAKEN) >= 1024:  # as many numbers of rows, say
             _TAKEN.clear()
         _TAKEN.add(form)
-    return made"""
+    return made""".replace("{watched}", WATCHED_TEXT)
 
 
 _PYTHON_PREPARED = """\
