@@ -129,8 +129,9 @@ def model_new(
     results = []
     for name, given in zip(stages.outputs, graph.outputs, strict=True):
         value, source = graph.value(given), f"made[{written.index(name)}]"
-        has_shape = bool(stages.calls and value.shape) and value.dtype != "bool"
-        results.append(source if has_shape else result_of(value, source))
+        is_whole = bool(stages.calls and value.shape) and value.dtype != "bool"
+        is_made_so = is_whole and graph.value(name).shape == value.shape
+        results.append(source if is_made_so else result_of(value, source))
     stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
