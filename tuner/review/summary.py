@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 LIKE_PYTORCH = 0.05  # a ratio within this of 1 is none to speak of
+MOST_AS_PYTORCHS = 2.0  # times the error of PyTorch, of which nothing need be said
 
 # ---- the summary ----------------------------------------------------------------------------
 
@@ -276,10 +277,13 @@ def _error_words(probes: Sequence[ProbeResult]) -> str:
         return f"{accepted} of {len(probes)} probes accepted"
     worst, probe = max(ratios, key=lambda pair: pair[0])
     first = probes[0]  # the inputs as given
+    which = f"'{probe.probe}'"
+    if worst > MOST_AS_PYTORCHS:  # of an error that may be a few roundings where PyTorch has none
+        which += f", rms {probe.rms_rel:.1e} and {probe.baseline_rms_rel:.1e}"
     return (
         f"against float64, {first.probe}: rms {first.rms_rel:.1e}, max {first.max_abs:.1e} "
         f"(PyTorch's own {first.baseline_rms_rel:.1e}, {first.baseline_max_abs:.1e}); "
-        f"{worst:.2f} times PyTorch's own on the worst probe ('{probe.probe}'); "
+        f"{worst:.2f} times PyTorch's own on the worst probe ({which}); "
         f"{accepted} of {len(probes)} probes accepted{draws_words(probes)}"
     )
 
