@@ -362,6 +362,42 @@ def test_the_device_takes_what_was_asked_for_while_it_waited(bench):
     assert [t.params for t in bench.trials] == evaluator.submitted
 
 
+class Hung(FakeEvaluator):
+    """The compiler of its second candidate never ends."""
+
+    def first_ready(self, pending: Sequence[Flying], timeout_s: float | None = None) -> int | None:
+        hung = self.submitted[1:2]
+        ready = [i for i, one in enumerate(pending) if one.params not in hung]
+        if not ready:
+            assert timeout_s is not None, "it would wait for ever"
+            time.sleep(timeout_s)
+            return None
+        return ready[0]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_the_time_is_used_up_also_while_a_compiler_hangs(bench, overlaps):
+    """What was finished behind it is reported; another session asks what it would not say."""
+    evaluator = Hung(by_region, 4, overlaps)
+    started = time.monotonic()
+    why = bench.search(evaluator, trials=50, timeout_s=3.0)
+    assert time.monotonic() - started < 20.0 and why.endswith("the time is used up")
+    first, _, *others = evaluator.submitted
+    assert [t.params for t in bench.trials] == [first, *others] and len(others) >= 2
+    bench.search(FakeEvaluator(by_region, 4, overlaps), trials=20)
+    assert [t.number for t in bench.trials] == list(range(20)) and is_listed_once(bench.trials)
+
+
+def test_a_compiler_that_hangs_holds_up_what_others_found_for_a_while(bench, monkeypatch):
+    monkeypatch.setattr(study, "PATIENCE_S", 0.2)
+    evaluator = Hung(by_region, 4, overlaps=True)
+    why = bench.search(evaluator, trials=50, timeout_s=1000.0,
+                       should_stop=lambda: len(bench.trials) >= 30)  # fmt: skip
+    assert why.startswith("stopped by the user after 3") and len(bench.trials) >= 30
+    assert evaluator.submitted[1] not in [t.params for t in bench.trials]
+    assert is_listed_once(bench.trials)
+
+
 class Lost(FakeEvaluator):
     """A device that is lost at its sixth candidate."""
 

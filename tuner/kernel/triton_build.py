@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import hashlib
 import importlib.util
 import io
@@ -47,6 +48,7 @@ PLAN_FILE = "plan.json"
 REPORT_FILE = "ahead.json"  # inside OUT_DIR
 CACHE_FOLDER = "triton_cache"  # inside OUT_DIR, unless TRITON_CACHE_DIR names another
 WARP_THREADS = 32  # NVIDIA, every architecture
+STUCK_S = 60.0  # after which a build's log says where it is
 DEFAULT_SIZE = 1024  # a size nobody gave: a multiple of 16, as Triton specialises on that
 
 # Largest dynamic shared memory of a block by compute capability: CUDA C++ Programming Guide,
@@ -332,6 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
 def compile_in(arguments: list[str], parent_pid: int) -> None:
     """Run as a fork of a process that has imported Triton: the whole life of this process."""
     die_with(parent_pid)
+    faulthandler.dump_traceback_later(STUCK_S)  # into the log, of which a killed one is left
     code = 1
     try:
         code = main(arguments)

@@ -12,7 +12,7 @@ import optuna
 
 from tuner.trial import Outcome, Params
 
-__all__ = ["Evaluator", "Finisher", "InFlight", "Pending"]
+__all__ = ["Evaluator", "Finisher", "InFlight", "Pending", "overtake"]
 
 LOOK_AGAIN_S = 0.05  # at what else was asked for, while nothing is built
 
@@ -64,6 +64,21 @@ class InFlight(Generic[P]):
     pending: P | None = None  # None for a trial of an earlier session
     outcome: Outcome | None = None  # once there is one
     ended: float = 0.0  # when that was, by `time.monotonic`
+    overtaken: float | None = None  # when one that was asked later had its outcome
+
+    def is_overtaken(self, patience_s: float) -> bool:
+        """Whether another one that was asked later has waited for so long to be reported."""
+        return self.overtaken is not None and time.monotonic() - self.overtaken > patience_s
+
+
+def overtake(flying: Sequence[InFlight[P]]) -> None:
+    """Note of what is in flight, in the order of asking, what others have overtaken."""
+    first: float | None = None
+    for item in reversed(flying):
+        if item.outcome is not None:
+            first = item.ended if first is None else min(first, item.ended)
+        elif item.overtaken is None:
+            item.overtaken = first
 
 
 class Finisher(Generic[P]):
@@ -112,10 +127,10 @@ class Finisher(Generic[P]):
                 self._waiting.append(item)
                 self._change.notify_all()
 
-    def wait(self, *items: InFlight[P]) -> None:
-        """Wait until one of them, or another one from now on, has its outcome."""
+    def wait(self, *items: InFlight[P], timeout_s: float) -> None:
+        """Wait until one of them, or another one from now on, has its outcome, or so long."""
         if not self._evaluator.overlaps:
-            picked = self._picked(None)
+            picked = self._picked(timeout_s)
             if picked is not None:
                 self._finish(picked)
             return
@@ -125,7 +140,9 @@ class Finisher(Generic[P]):
             def has_outcome() -> bool:
                 return any(item.outcome is not None for item in items)
 
-            self._change.wait_for(lambda: has_outcome() or self._error or self._num_done > before)
+            self._change.wait_for(
+                lambda: has_outcome() or self._error or self._num_done > before, timeout_s
+            )
             if self._error is not None and not has_outcome():
                 raise self._error
 

@@ -29,7 +29,7 @@ from optuna.trial import TrialState
 
 from tuner.config.schema import StopSection
 from tuner.search.bayesian import JUDGE_EVERY, NUM_FIRST
-from tuner.search.finishing import Evaluator, Finisher, InFlight, Pending
+from tuner.search.finishing import Evaluator, Finisher, InFlight, Pending, overtake
 from tuner.search.journal import Journal, add_previous, new_study, quiet_optuna, tell
 from tuner.search.optuna_codec import distributions, encoded, params_of
 from tuner.search.surrogate import Remaining
@@ -39,6 +39,8 @@ from tuner.trial import Outcome, Params, Trial
 
 __all__ = ["SearchBudget", "StopSection", "search"]
 
+PATIENCE_S = 20.0  # after which what others have overtaken is reported behind them
+LOOK_AT_CLOCK_S = 0.5  # while nothing is finished
 NARROW = 8  # questions in flight that are never too many
 SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is reported
 
@@ -174,13 +176,18 @@ def _loop(
             if found is None:
                 raise _Diverged
             return found
-        if at_once == 1:
-            return flying[0] if flying and flying[0].outcome else None
+        if at_once == 1 and not is_late:
+            for item in flying:
+                if item.outcome or not item.is_overtaken(PATIENCE_S):
+                    return item if item.outcome else None
+            return None
         done = (i for i in flying if i.outcome and i.outcome.same_as in {None, *reported})
         return min(done, key=lambda item: item.ended, default=None)
 
     with Finisher(evaluator, best_us, at_once) as finisher:
-        is_over = False  # then only what is finished, and next in order, is still reported
+        # Then only what is finished is still reported: what is next in order, or with the time
+        # used up all.
+        is_over = is_late = False
         while True:
             if number >= len(previous) and not is_over:
                 if store is not None:  # once an outcome
@@ -192,7 +199,8 @@ def _loop(
                     elapsed_s >= budget.timeout_s + waited_s() - waited_before_s
                     and number >= min(budget.least, most)
                 ):
-                    is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
+                    is_over = is_late = True
+                    end = f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
             if is_over:
                 finisher.leave()
                 if next_reported() is None:
@@ -219,7 +227,8 @@ def _loop(
             item = next_reported()
             is_held = item is not None
             if item is None:
-                finisher.wait(*(flying[:1] if at_once == 1 else flying))
+                finisher.wait(*(flying[:1] if at_once == 1 else flying), timeout_s=LOOK_AT_CLOCK_S)
+                overtake(flying)
                 item = next_reported()
             if item is None:
                 continue
