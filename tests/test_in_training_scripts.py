@@ -14,6 +14,7 @@ import torch
 from cpu_machine import GPP
 from test_steps import Taken
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from tuner.capture.rows_text import with_rows
 from tuner.evaluate.modules import imported, module_of
@@ -156,7 +157,7 @@ def test_hooks_on_all_modules_are_called_for_each_part(kind, images):
 
 def test_a_counter_of_floating_point_operations_sees_the_references(images):
     def ask(model: nn.Module) -> int:
-        with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter:
             model(*images.problem.make_inputs(1))
         assert counter.get_total_flops() > 0
         return counter.get_total_flops()
