@@ -132,15 +132,17 @@ def known_call(module, *inputs):
 
 
 def remember(module, state, is_step, *inputs):
-    # For `known_call`: of a call that kernels take. Labels on a CPU are looked at in each.
+    # For `known_call`: of a call that kernels take. With labels, which a CPU looks at, none is.
     if not _KNOWS_CALLS or torch.compiler.is_compiling() or _PLACES or is_watched():
         return
     tensors = (*inputs, *state.values())
     if any(type(x) not in _TENSORS for x in tensors) or len({*map(id, tensors)}) < len(tensors):
         return
     known = _KNOWN.get(id(module))
-    if known is None or known.module() is not module or not known.is_as_before(module):
-        changes = 0 if known is None or known.module() is not module else known.changes + 1
+    if known is not None and known.module() is not module:
+        known = None
+    if known is None or not known.is_as_before(module):
+        changes = 0 if known is None else known.changes + 1
         parts = parts_of(module) if changes < _MOST_CHANGES else None
         if parts is None:
             return
