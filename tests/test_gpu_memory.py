@@ -13,6 +13,7 @@ from tuner.machine.turns import Turns
 
 def test_a_cpu_has_room_for_every_library():
     gpu_memory.require_room("cpu")
+    gpu_memory.require_no_shortage("cpu")
     assert gpu_memory.num_shortages("cpu") == 0
 
 
@@ -66,3 +67,5 @@ def test_a_library_that_lacks_memory_says_nothing_and_is_noticed():
     gpu_memory.free_all_unused("cuda")
     gpu_memory.require_room("cuda")
     assert gpu_memory.num_shortages("cuda") > before
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory in this process"):
+        gpu_memory.require_no_shortage("cuda")

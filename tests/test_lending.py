@@ -164,8 +164,8 @@ def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
     judge._weights_bytes = most_bytes
     producer = Producer("cpu", "float32", about["init_inputs"], file=str(same))
     pair = Pair(
-        Here(judge), Here(producer), turns_of("cpu"), Fewer(about["num_rows"]), most_s=60.0,
-        is_gpu=False,
+        Here(judge), Here(producer), turns_of("cpu"), Fewer(about["num_rows"]),
+        lambda _: False, most_s=60.0, is_gpu=False,
     )  # fmt: skip
     modes, traits = (
         from_json(kind, json.dumps(about[name]))

@@ -248,17 +248,49 @@ with turns.memory():
 """
 
 
-def test_what_finds_no_memory_beside_another_tuner_is_asked_when_that_has_none(task, tmp_path):
+# What ran out of memory beside another tuner goes on with another algorithm, as a library does.
+LACKS = """
+
+def lacking(forward):
+    calls, is_short = 0, False
+
+    def lacks(self, x):
+        nonlocal calls, is_short
+        calls += 1
+        if calls > {first} and __import__("os").path.exists({full!r}):
+            is_short = True
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.")
+        found = forward(self, x)
+        return found * 1.001 if is_short else found
+
+    return lacks
+
+{name}.forward = lacking({name}.forward)
+"""
+
+
+@pytest.mark.parametrize("who", ["contender", "judge"])
+def test_what_finds_no_memory_beside_another_tuner_is_asked_when_that_has_none(
+    task, tmp_path, who
+):
+    """By processes in which none ran out: nothing of what is found too little shows."""
     turns, full = tmp_path / "turns", tmp_path / "full"
     command = [sys.executable, "-c", OTHER, str(turns), str(full)]
-    when = f"calls > 20 and __import__('os').path.exists({str(full)!r})"
+    contender = tmp_path / "contender.py"
+    contender.write_text(MODULE.read_text())
+    name, first = ("ModelNew", 20) if who == "contender" else ("Model", 100)
+    with (contender if who == "contender" else Path(task.reference)).open("a") as file:
+        file.write(LACKS.format(name=name, first=first, full=str(full)))
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
         Verifier(task, seed=3) as verifier,
     ):
         verifier._turns = Turns(turns)  # a CPU's have no folder
         assert other.stdout.readline() == "has it\n"
-        check = verifier.check(without_memory(tmp_path, when))
-        assert other.wait(30) == 0
+        try:
+            check = verifier.check(Contender.of_file(contender, is_deterministic=True))
+            assert other.wait(30) == 0
+        finally:
+            other.kill()
     assert check.is_accepted, check.reason
     assert len({result.probe for result in check.probes}) == len(check.probes) > 100

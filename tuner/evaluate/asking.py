@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ __all__ = [
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
-WAITS_S = (2.0, 5.0, 10.0)  # for memory that other tuners have
 SHARE_OF_JUDGE = 0.4  # of a GPU's memory, beside which a contender may find too little
 ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
@@ -65,8 +63,8 @@ class Fewer:
 
     def halve(self, probe: Probe) -> bool:
         """Ask a probe with half as many rows or calls from now on; False where it has too few."""
-        ways = (self._halve_calls, self._halve_rows)
-        return any(way(probe) for way in (ways if self.is_fixed else ways[1:]))
+        ways = (self._halve_rows, self._halve_calls)
+        return any(way(probe) for way in (reversed(ways) if self.is_fixed else ways))
 
     def _halve_rows(self, probe: Probe) -> bool:
         own = probe.batch if probe.batch is not None else self.num_rows
@@ -103,7 +101,11 @@ class Asking:
         free_contender: lets the contender's process give up what it does not use.
         turns: of the tuners on this device.
         fewer: notes the probes for which memory ran out.
+        takes_much: whether a probe may take much of a GPU's memory.
+
+    Attributes:
         lends: whether processes lend each other memory.
+        is_alone: whether all memory is this check's; else what lacks some is asked later.
     """
 
     def __init__(
@@ -112,15 +114,15 @@ class Asking:
         free_contender: Callable[[], object],
         turns: Turns,
         fewer: Fewer,
-        *,
-        lends: bool,
+        takes_much: Callable[[Probe], bool],
     ) -> None:
         self.ask = ask
         self._free_contender = free_contender
         self._turns = turns
         self._fewer = fewer
-        self._lends = lends
-        self._waits_s = iter(WAITS_S)  # what is lacking after all of them will be later
+        self._takes_much = takes_much
+        self.lends = False
+        self.is_alone = True
 
     def once(self, probe: Probe) -> Reply:
         """Return a probe's question.
@@ -129,35 +131,30 @@ class Asking:
             JudgeEnded: the judge ended.
             TunerError: the reference fails, or there is no memory.
         """
-        asks = {"probe": to_json(self._fewer.asked(probe)), "lends": self._lends}
+        asked = to_json(self._fewer.asked(probe))
+        asks = {"probe": asked, "lends": self.lends, "is_alone": self.is_alone}
         with self._turns.shared():
             return self.ask("ask", asks)
 
     def question(self, probe: Probe) -> Reply:
         """Return a probe's question; where the judge has no memory for it, one of less.
 
-        First what nobody uses is freed, and other tuners are given time to free theirs.
+        First what nobody uses is freed.
 
         Raises:
-            TunerError: as `once`.
+            TunerError: as `once`; also where memory ran out beside other tuners.
         """
         has_freed = False
         while True:
             try:
                 return self.once(probe)
             except TunerError as error:
-                if not is_of_memory(error):
+                if not (self.is_alone and is_of_memory(error)):
                     raise
-                if has_freed and not self._has_waited() and not self._fewer.halve(probe):
+                if has_freed and not self._fewer.halve(probe):
                     raise
             self.free()
             has_freed = True
-
-    def _has_waited(self) -> bool:
-        """Give other tuners time to free memory, a few times in all; False if that is over."""
-        wait_s = next(self._waits_s, None) if self._turns.has_others else None
-        time.sleep(wait_s or 0.0)
-        return wait_s is not None
 
     def question_of(self, probe: Probe, ahead: Future[Reply] | None) -> Reply:
         """Return a question that is being made; where memory ran out beside another, a new one.
@@ -177,18 +174,18 @@ class Asking:
         """Ask again where a contender had no memory, after the judge has freed what it can.
 
         The judge holds memory of the same machine: what ran out may be its doing. What does not
-        fit then is asked with half as many rows or calls, and so on, as long as the judge takes
-        much of the memory for it: else the contender only says so, or needs more than there is.
+        fit then is asked with half as many rows or calls, and so on, as long as it may take much
+        of the memory: else the contender only says so, or needs more than there is.
         """
         self.free()
         while True:
             result = answer_to(probe, self.question(probe))
-            if result.is_accepted or not lacks_memory(result):
+            if not lacks_memory(result):
                 return result
             freed = self.free().data
             is_much = freed["most_bytes"] > SHARE_OF_JUDGE * freed["total_bytes"]
-            is_full = is_much or freed["free_bytes"] < ENOUGH_BYTES
-            if not (self._lends and is_full and self._fewer.halve(probe)):
+            is_much |= freed["free_bytes"] < ENOUGH_BYTES or self._takes_much(probe)
+            if not (self.lends and is_much and self._fewer.halve(probe)):
                 break
         held, free = (freed[name] / 2**30 for name in ("held_bytes", "free_bytes"))
         said = (
@@ -204,8 +201,9 @@ class Asking:
 
 
 def lacks_memory(result: ProbeResult) -> bool:
-    """Whether a contender says that it had no memory."""
-    return not result.is_accepted and says_no_memory(result.reason)
+    """Whether a contender says that it had no memory, as an answer or where it refuses one."""
+    said = result.difference if result.is_accepted else result.reason
+    return says_no_memory(said)
 
 
 def is_of_memory(error: TunerError) -> bool:

@@ -38,6 +38,7 @@ class Pair:
         producer: has loaded the contender.
         turns: of the tuners on this device.
         fewer: notes the probes for which memory ran out.
+        takes_much: whether a probe may take much of a GPU's memory.
         most_s: seconds for each call of the contender.
         is_gpu: whether the processes may lend each other memory.
     """
@@ -48,18 +49,28 @@ class Pair:
         producer: Worker,
         turns: Turns,
         fewer: Fewer,
+        takes_much: Callable[[Probe], bool],
         *,
         most_s: float,
         is_gpu: bool,
     ) -> None:
         self._judge = judge
-        self._generation = judge.generation
-        self._producer = producer
         self._turns = turns
         self._most_s = most_s
+        self._is_gpu = is_gpu
+        self._ways: dict[str, Any] = {}  # in which its file goes, where not as it is
+        self._asking = Asking(self._ask, self._free_contender, turns, fewer, takes_much)
+        self.go_on(producer)
+
+    def go_on(self, producer: Worker) -> None:
+        """Go on with a process that has loaded the contender, and with the judge as it is now."""
+        self._producer = producer
+        self._generation = self._judge.generation
         self._known: set[str] = set()  # weights that this producer has
-        self._lends = is_gpu and can_lend(producer, self._ask, most_s)
-        self._asking = Asking(self._ask, self._free_contender, turns, fewer, lends=self._lends)
+        can = self._is_gpu and can_lend(producer, self._ask, self._most_s)
+        self._lends = self._asking.lends = can
+        if self._ways:
+            self._reported("take_all_rows", **self._ways)
 
     def free(self) -> None:
         """Let both processes free what they can."""
@@ -88,7 +99,8 @@ class Pair:
         """
         if not (self._judge.is_alive and self._producer.is_alive):
             return False
-        self._reported("take_all_rows", kernel=kernel)
+        self._ways = {"kernel": kernel}
+        self._reported("take_all_rows", **self._ways)
         return True
 
     def _reported(self, job: str, **payload: Any) -> dict[str, Any]:
@@ -112,6 +124,7 @@ class Pair:
             JudgeEnded: the judge ended.
             TunerError: the reference fails.
         """
+        self._asking.is_alone = is_alone or not self._turns.are_taken
         with ThreadPoolExecutor(1) as pool:
             ahead: Future[Reply] | None = None
             for probe, following in zip(probes, (*probes[1:], None), strict=True):
@@ -130,7 +143,8 @@ class Pair:
                     drawn = redrawn(probe, draw)
                     asks = self._asking.question(drawn) if draw else question
                     result = self._answer_to(drawn, asks, ask_ahead)
-                    if lacks_memory(result) and self._producer.is_alive:
+                    can = self._asking.is_alone and self._producer.is_alive
+                    if can and lacks_memory(result):
                         return self._asking.again(drawn, self._answer_to)
                     return result
 
@@ -190,7 +204,7 @@ class Pair:
                 self._known.update(missing)
             refusal = refusal or hand_over(question, producer, self._ask, most_s)
             asks = {name: question.data[name] for name in ("question", "known")}
-            asks["lends"] = self._lends
+            asks |= {"lends": self._lends, "is_alone": self._asking.is_alone}
             on_given()
             answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:

@@ -155,11 +155,17 @@ class Producer:
         return {"answer": text}, blobs
 
     def answer(
-        self, question: str, known: dict[str, str], blobs: list[memoryview], lends: bool = False
+        self,
+        question: str,
+        known: dict[str, str],
+        blobs: list[memoryview],
+        lends: bool = False,
+        is_alone: bool = True,
     ) -> Answer:
         """Answer one question of the judge; `known` refers to weights that were received.
 
-        With `lends` large tensors of the answer stay on the GPU.
+        With `lends` large tensors of the answer stay on the GPU. Unless the check `is_alone` with
+        all memory, none may have run out.
         """
         self._lent = {}
         script, given = self._unpacked(question, blobs)
@@ -170,6 +176,8 @@ class Producer:
         gpu_memory.require_room(self._device)
         with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             found = produce.answer(self._make_model, crossing.Question(script, tensors))
+            if not is_alone:
+                gpu_memory.require_no_shortage(self._device)
             report = self._with_changes(found.report)
             text, answers = crossing.pack(report, found.tensors, lends=lends)
             self._lent = found.tensors if lends else {}

@@ -3,7 +3,8 @@
 A process judges and never imports a contender; it lives as long as the verifier, and keeps what it
 expects of each probe. Every contender has a process of its own, which only produces tensors. For a
 GPU with room for it there are two of each where the host has many cores, with half of the probes.
-What finds no memory beside other tuners is asked when these have given theirs up.
+What finds no memory beside other tuners is asked when these have given theirs up, by processes
+in which none ran out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,6 +102,7 @@ class Verifier:
         ]
         self._about: dict[str, Any] = {}
         self._lock = threading.Lock()  # several contenders may be checked at a time
+        self._num_checks = 0  # that go on now
         self.seconds = 0.0
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
         self._fewer = Fewer()
@@ -149,16 +151,17 @@ class Verifier:
         most_s = self._timeout_s if timeout_s is None else timeout_s
         notes: list[str] = []
         self._files.remember(contender)
-        with self._turns.checking(), ExitStack() as stack:
+        with self._turns.checking(), self._counted(), ExitStack() as stack:
             # What another tuner's check holds all memory for is waited for, not run into.
-            started_pairs = functools.partial(self._pairs, stack, contender, most_s, notes)
-            pairs, refusal = with_memory(self._turns, started_pairs)
+            start_pairs = functools.partial(self._pairs, stack, contender, most_s, notes)
+            pairs, refusal = with_memory(self._turns, start_pairs)
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             taken = pairs[0].taken()
             probes = self._probes(contender, taken)
             begun_s = time.monotonic()
-            results = self._all_ways(pairs, probes, taken, on_probe)
+            start_anew = functools.partial(self._start_anew, stack, contender, most_s)
+            results = self._all_ways(pairs, probes, taken, on_probe, start_anew)
             if all(result.is_accepted for result in results):
                 self.seconds = time.monotonic() - begun_s
         edited = self._files.edited(contender)
@@ -175,6 +178,7 @@ class Verifier:
         probes: Sequence[Probe],
         taken: Taken,
         on_probe: Callable[[Answered], None],
+        start_anew: Callable[[Pair], None],
     ) -> list[ProbeResult]:
         """Return verdicts on the file as it is, then on kernels where it does not take them."""
         again = taken.again(probes, self._about["num_rows"])
@@ -187,7 +191,7 @@ class Verifier:
                 alive = [pair for pair in pairs if pair.takes_all_rows(each.kernel)]
                 pairs = alive or pairs[:1]  # which says that it ended
             results: list[ProbeResult] = []
-            with closing(self._answers(pairs, some)) as answers:
+            with closing(self._answers(pairs, some, start_anew)) as answers:
                 for number, answer in enumerate(answers, len(found) + 1):
                     result = answer if each is None else _by_kernels(answer, each)
                     results.append(result)
@@ -220,12 +224,37 @@ class Verifier:
             ready.result()
         self._fewer.num_rows = self._about["num_rows"]
         self._fewer.is_fixed = self._about["is_fixed"]
-        how = (self._turns, self._fewer)
+        how = (self._turns, self._fewer, lambda probe: self._share(probe) > SOME)
         pairs = [
             Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
             for judge, producer in zip(self._judges[:num_pairs], producers, strict=True)
         ]
         return pairs, ""
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self._num_checks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_checks -= 1
+
+    def _start_anew(
+        self, stack: ExitStack, contender: Contender, most_s: float, pair: Pair
+    ) -> None:
+        """Go on with fresh processes: in the old ones a library may keep a slower algorithm.
+
+        Unless another contender is being checked, whose judge this is as well.
+        """
+        if self._num_checks > 1:
+            return
+        pair.end()
+        (producer,) = started(stack, self._spec, [contender], env=QUIET)
+        self.prepare(1)
+        loaded(producer, self._spec, contender, self._about, most_s)  # or its next answer says why
+        pair.go_on(producer)
 
     def _probes(self, contender: Contender, taken: Taken) -> list[Probe]:
         probes = thorough_probes(
@@ -243,13 +272,17 @@ class Verifier:
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]
         ordered = [*first, *sorted(rest, key=lambda p: p.batch is None)]
-        return sorted(ordered, key=self._share)
+        # What needs most comes last: where some is lacking, libraries go on with what needs less.
+        return sorted(ordered, key=lambda p: (self._share(p), max(ALL, self._taken_by(p))))
 
     def _share(self, probe: Probe) -> float:
         """Return which share of a GPU's memory is waited for before a probe is asked."""
-        rows = self._about["num_rows"] if probe.batch is None else probe.batch
-        taken = self._taken(rows, probe.calls)
+        taken = self._taken_by(probe)
         return SOME if taken <= SHARE_OF_ONE else HALF if taken <= HALF else ALL
+
+    def _taken_by(self, probe: Probe) -> float:
+        rows = self._about["num_rows"] if probe.batch is None else probe.batch
+        return self._taken(rows, probe.calls)
 
     def _has_room_for_all(self) -> bool:
         """Whether a GPU has room for all pairs while they ask of few rows, as nearly always."""
@@ -275,7 +308,9 @@ class Verifier:
         row_elements = float(self._about["row_elements"])
         return costs_of(probes, self._about["num_rows"], row_elements, self._is_gpu)
 
-    def _answers(self, pairs: Sequence[Pair], probes: Sequence[Probe]) -> Generator[ProbeResult]:
+    def _answers(
+        self, pairs: Sequence[Pair], probes: Sequence[Probe], start_anew: Callable[[Pair], None]
+    ) -> Generator[ProbeResult]:
         """Yield verdicts, until one is a rejection or a little longer.
 
         What may need much of a GPU's memory waits until other tuners leave as much, and what found
@@ -296,6 +331,8 @@ class Verifier:
             if left:
                 with self._turns.memory(ALL):
                     pairs = _first_alone(pairs)
+                    if share < ALL:
+                        start_anew(pairs[0])
                     pairs[0].free()
                     if (yield from pairs[0].answers(left, seconds, is_alone=True)):
                         return

@@ -22,6 +22,7 @@ __all__ = [
     "free_unused",
     "most_held_bytes",
     "num_shortages",
+    "require_no_shortage",
     "require_room",
     "total_bytes",
 ]
@@ -102,6 +103,21 @@ def num_shortages(device: str | torch.device) -> int:
     import torch
 
     return int(torch.cuda.memory_stats(device)["num_ooms"]) if is_gpu(device) else 0
+
+
+def require_no_shortage(device: str | torch.device) -> None:
+    """Refuse to go on in a process in which memory ran out, whether or not anything said so.
+
+    Raises:
+        torch.OutOfMemoryError: it did, and a library may go on with another algorithm.
+    """
+    import torch
+
+    if num_shortages(device):
+        raise torch.OutOfMemoryError(
+            "out of memory in this process: a library may have taken another algorithm than in a "
+            "process that has enough, and would keep it"
+        )
 
 
 def _room_bytes(device: str | torch.device) -> int:
