@@ -80,7 +80,9 @@ def entry_of(state: State, seconds: float, log: Path) -> dict[str, Any]:
     if state.status == "done" and state.run is not None:
         return {**entry, **in_short(json.loads(to_json(summary(open_run(state.run)))))}
     kind = {"nothing correct": "failed", "begun": "failed"}.get(state.status, state.status)
-    if kind == "nothing to gain":
+    if kind == "nothing to gain":  # so is what no kernels can be generated for to who tunes it
+        generates = "nothing to generate" not in state.reason
+        kind = kind if generates else "nothing to generate"
         return {**entry, "kind": kind, "reason": state.reason}
     said = log.read_text(errors="replace") if log.is_file() else ""
     reason = state.reason if kind == "no file in time" else reason_of(said)

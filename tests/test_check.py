@@ -262,6 +262,7 @@ def test_the_honest_module_is_accepted_on_another_gpu(wide_problem):
     new_class = load_candidate(HERE / "honest" / f"{ALWAYS_ACCEPTED[0]}.py")
     probes = thorough_probes(SEED, wide_problem.num_rows(), has_cuda=True)
     expectations = [expected(wide_problem, p, LOOSE, "cuda:1", models={}) for p in probes]
+    expectations = [without_same_bits(e) for e in expectations]
     check = verdict(wide_problem, new_class, expectations, LOOSE)
     assert check.is_accepted, check.reason
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tuner.check.probe import Probe
 from tuner.errors import WorkerError
-from tuner.evaluate.asking import is_of_memory, require_memory, with_memory
+from tuner.evaluate.asking import Fewer, is_of_memory, require_memory, with_memory
 from tuner.machine import gpu_memory
 from tuner.machine.turns import Turns
 
@@ -44,6 +45,27 @@ def test_a_race_without_a_shortage_takes_no_more_memory(tmp_path):
         with pytest.raises(WorkerError) as failure:
             require_memory(turns, num_shortages=2)
     assert is_of_memory(failure.value)
+
+
+def test_what_takes_as_much_as_what_lacked_memory_is_asked_with_less_at_once():
+    fewer = Fewer(num_rows=8)
+    first, second, small = (
+        Probe(name, batch=batch, calls=calls, tells="?")
+        for name, batch, calls in (("first", None, 4), ("second", 16, 3), ("small", 2, 2))
+    )
+
+    def taken_by(probe: Probe) -> int:
+        return (probe.batch or 8) * probe.calls
+
+    assert fewer.limit([first, second, small], taken_by)
+    assert taken_by(fewer.asked(first)) == 16 and fewer.asked(second).batch == 8
+    assert fewer.asked(small) == small
+    assert fewer.limit([first], taken_by) and fewer.asked(first).batch == 2
+    while fewer.limit([first], taken_by):
+        pass
+    least = fewer.asked(first)
+    assert (least.batch, least.calls) == (1, 2), "calls are left out where rows are few"
+    assert len(fewer.notes([first, second, small])) == 2
 
 
 @pytest.mark.gpu

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.by_batch import MOST as MOST_ROWS
 from tuner.check.batches import MOST
 from tuner.check.probe import OWN_WORK, Probe
 from tuner.choosing import chosen_at
+from tuner.trial import ProbeResult
 
-__all__ = ["Again", "Taken", "plain_name"]
+__all__ = ["Again", "Taken", "until_rejected"]
 
 MOST_BORDERS = 16  # of a file's ranges at which it is asked: ours have a few
 MOST_KERNELS = 8  # that are asked: of a file of ours one a tuned size
@@ -41,10 +42,23 @@ class Again:
             return "so it is by the kernels, which the file takes at other rows alone"
         return f"so it is by kernel {self.kernel + 1}, which the file takes at other rows"
 
+    def named(self, result: ProbeResult) -> ProbeResult:
+        """Return the verdict on a probe's answer with that said."""
+        reason = f"{result.reason}; {self.words}" if result.reason else ""
+        return replace(result, probe=f"{result.probe}{self.ending}", reason=reason)
 
-def plain_name(name: str) -> str:
+
+def _plain_name(name: str) -> str:
     """Return the name of the probe that a result is of."""
     return re.sub(r", by kernel(s| \d+)$", "", name)
+
+
+def until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:
+    """Return results in the order of the probes, as far as the first rejection."""
+    places = {probe.name: place for place, probe in enumerate(probes)}
+    ordered = sorted(results, key=lambda result: places[_plain_name(result.probe)])
+    rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
+    return ordered[: next(rejected, len(ordered))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,18 @@ class Fewer:
             backward=tuple(call for call in probe.backward if call < calls),
         )
 
+    def limit(self, probes: Sequence[Probe], taken_by: Callable[[Probe], float]) -> bool:
+        """Ask with less from now on: the first, and each that may take as much memory as that.
+
+        Returns:
+            Whether less is asked of the first: else it has too few rows and calls.
+        """
+        most = taken_by(self.asked(probes[0]))
+        for probe in probes:
+            while taken_by(self.asked(probe)) >= most and self.halve(probe):
+                pass
+        return taken_by(self.asked(probes[0])) < most
+
     def halve(self, probe: Probe) -> bool:
         """Ask a probe with half as many rows or calls from now on; False where it has too few."""
         ways = (self._halve_rows, self._halve_calls)
@@ -105,7 +117,7 @@ class Asking:
 
     Attributes:
         lends: whether processes lend each other memory.
-        is_alone: whether all memory is this check's; else what lacks some is asked later.
+        is_strict: whether fresh processes are asked where memory ran out in these.
     """
 
     def __init__(
@@ -122,7 +134,7 @@ class Asking:
         self._fewer = fewer
         self._takes_much = takes_much
         self.lends = False
-        self.is_alone = True
+        self.is_strict = False
 
     def once(self, probe: Probe) -> Reply:
         """Return a probe's question.
@@ -132,7 +144,7 @@ class Asking:
             TunerError: the reference fails, or there is no memory.
         """
         asked = to_json(self._fewer.asked(probe))
-        asks = {"probe": asked, "lends": self.lends, "is_alone": self.is_alone}
+        asks = {"probe": asked, "lends": self.lends, "is_strict": self.is_strict}
         with self._turns.shared():
             return self.ask("ask", asks)
 
@@ -142,14 +154,14 @@ class Asking:
         First what nobody uses is freed.
 
         Raises:
-            TunerError: as `once`; also where memory ran out beside other tuners.
+            TunerError: as `once`; also where memory ran out and fresh processes are asked.
         """
         has_freed = False
         while True:
             try:
                 return self.once(probe)
             except TunerError as error:
-                if not (self.is_alone and is_of_memory(error)):
+                if self.is_strict or not is_of_memory(error):
                     raise
                 if has_freed and not self._fewer.halve(probe):
                     raise

@@ -75,18 +75,17 @@ class Judge(Giver):
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
 
-    def ask(self, probe: str, lends: bool = False, is_alone: bool = True) -> Answer:
+    def ask(self, probe: str, lends: bool = False, is_strict: bool = False) -> Answer:
         """Draw a probe's inputs and weights; return the question for the producer.
 
         The answer is judged by the question's `ticket`. Weights are the bulk of a question, and
         many questions share theirs: `known` refers to them by tokens. With `lends` the producer
-        makes rooms for large tensors. Unless the check `is_alone` with all memory, none may have
-        run out.
+        makes rooms for large tensors. With `is_strict` no memory may have run out.
         """
         asked = from_json(Probe, probe)
         self._forget_weights()
         found = self._expected_once(asked)
-        if not is_alone:
+        if is_strict:
             gpu_memory.require_no_shortage(self._oracle.device)
         self._num_asked += 1
         self._asked[self._num_asked] = found

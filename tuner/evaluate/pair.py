@@ -110,12 +110,18 @@ class Pair:
             return {}  # the next question tells why
 
     def answers(
-        self, probes: Sequence[Probe], seconds: dict[str, float], *, is_alone: bool
+        self,
+        probes: Sequence[Probe],
+        seconds: dict[str, float],
+        *,
+        is_alone: bool,
+        is_strict: bool = False,
     ) -> Generator[ProbeResult, None, bool]:
         """Yield the verdict on each answer, until one is a rejection; note what each probe took.
 
         The next question is made while the contender, which has been given the one before,
-        answers that, unless each may fill the device's memory (`is_alone`).
+        answers that, unless each may fill the device's memory (`is_alone`). With `is_strict`
+        nothing is done about memory that ran out: what lacked it is asked of fresh processes.
 
         Returns:
             Whether one was a rejection.
@@ -124,7 +130,7 @@ class Pair:
             JudgeEnded: the judge ended.
             TunerError: the reference fails.
         """
-        self._asking.is_alone = is_alone or not self._turns.are_taken
+        self._asking.is_strict = is_strict
         with ThreadPoolExecutor(1) as pool:
             ahead: Future[Reply] | None = None
             for probe, following in zip(probes, (*probes[1:], None), strict=True):
@@ -143,8 +149,7 @@ class Pair:
                     drawn = redrawn(probe, draw)
                     asks = self._asking.question(drawn) if draw else question
                     result = self._answer_to(drawn, asks, ask_ahead)
-                    can = self._asking.is_alone and self._producer.is_alive
-                    if can and lacks_memory(result):
+                    if not is_strict and lacks_memory(result) and self._producer.is_alive:
                         return self._asking.again(drawn, self._answer_to)
                     return result
 
@@ -204,7 +209,7 @@ class Pair:
                 self._known.update(missing)
             refusal = refusal or hand_over(question, producer, self._ask, most_s)
             asks = {name: question.data[name] for name in ("question", "known")}
-            asks |= {"lends": self._lends, "is_alone": self._asking.is_alone}
+            asks |= {"lends": self._lends, "is_strict": self._asking.is_strict}
             on_given()
             answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
@@ -224,7 +229,7 @@ class Pair:
 
 
 def side_by_side(
-    pairs: Sequence[Pair], probes: Sequence[Probe], seconds: dict[str, float]
+    pairs: Sequence[Pair], probes: Sequence[Probe], seconds: dict[str, float], *, is_strict: bool
 ) -> Generator[ProbeResult, None, bool]:
     """Yield verdicts as they come of pairs that have a share of the probes each, always the same.
 
@@ -243,7 +248,8 @@ def side_by_side(
 
     def put(pair: Pair, share: Sequence[Probe]) -> None:
         try:
-            with closing(pair.answers(share, seconds, is_alone=False)) as answers:
+            given = pair.answers(share, seconds, is_alone=False, is_strict=is_strict)
+            with closing(given) as answers:
                 for result in answers:
                     found.put(result)
                     if is_over.is_set():

@@ -160,12 +160,12 @@ class Producer:
         known: dict[str, str],
         blobs: list[memoryview],
         lends: bool = False,
-        is_alone: bool = True,
+        is_strict: bool = False,
     ) -> Answer:
         """Answer one question of the judge; `known` refers to weights that were received.
 
-        With `lends` large tensors of the answer stay on the GPU. Unless the check `is_alone` with
-        all memory, none may have run out.
+        With `lends` large tensors of the answer stay on the GPU. With `is_strict` no memory may
+        have run out.
         """
         self._lent = {}
         script, given = self._unpacked(question, blobs)
@@ -176,7 +176,7 @@ class Producer:
         gpu_memory.require_room(self._device)
         with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             found = produce.answer(self._make_model, crossing.Question(script, tensors))
-            if not is_alone:
+            if is_strict:
                 gpu_memory.require_no_shortage(self._device)
             report = self._with_changes(found.report)
             text, answers = crossing.pack(report, found.tensors, lends=lends)

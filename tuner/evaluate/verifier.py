@@ -25,7 +25,7 @@ from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
 from tuner.errors import TunerError
-from tuner.evaluate.again import Again, Taken, plain_name
+from tuner.evaluate.again import Taken, until_rejected
 from tuner.evaluate.asking import (
     Fewer,
     JudgeEnded,
@@ -178,7 +178,7 @@ class Verifier:
         probes: Sequence[Probe],
         taken: Taken,
         on_probe: Callable[[Answered], None],
-        start_anew: Callable[[Pair], None],
+        start_anew: Callable[[Pair], bool],
     ) -> list[ProbeResult]:
         """Return verdicts on the file as it is, then on kernels where it does not take them."""
         again = taken.again(probes, self._about["num_rows"])
@@ -193,12 +193,12 @@ class Verifier:
             results: list[ProbeResult] = []
             with closing(self._answers(pairs, some, start_anew)) as answers:
                 for number, answer in enumerate(answers, len(found) + 1):
-                    result = answer if each is None else _by_kernels(answer, each)
+                    result = answer if each is None else each.named(answer)
                     results.append(result)
                     first_s = first_s or time.monotonic()
                     left_s = remaining_s(costs, number, time.monotonic() - first_s)
                     on_probe(Answered(result, number, total, left_s))
-            found += _until_rejected(results, some)
+            found += until_rejected(results, some)
             if not all(result.is_accepted for result in found):
                 break
         return found
@@ -243,18 +243,20 @@ class Verifier:
 
     def _start_anew(
         self, stack: ExitStack, contender: Contender, most_s: float, pair: Pair
-    ) -> None:
-        """Go on with fresh processes: in the old ones a library may keep a slower algorithm.
+    ) -> bool:
+        """Go on with fresh processes: in the old ones a library may keep another algorithm.
 
-        Unless another contender is being checked, whose judge this is as well.
+        Returns:
+            False while another contender is checked as well, whose judge it is, too.
         """
         if self._num_checks > 1:
-            return
+            return False
         pair.end()
         (producer,) = started(stack, self._spec, [contender], env=QUIET)
         self.prepare(1)
         loaded(producer, self._spec, contender, self._about, most_s)  # or its next answer says why
         pair.go_on(producer)
+        return True
 
     def _probes(self, contender: Contender, taken: Taken) -> list[Probe]:
         probes = thorough_probes(
@@ -309,58 +311,66 @@ class Verifier:
         return costs_of(probes, self._about["num_rows"], row_elements, self._is_gpu)
 
     def _answers(
-        self, pairs: Sequence[Pair], probes: Sequence[Probe], start_anew: Callable[[Pair], None]
+        self, pairs: Sequence[Pair], probes: Sequence[Probe], start_anew: Callable[[Pair], bool]
     ) -> Generator[ProbeResult]:
         """Yield verdicts, until one is a rejection or a little longer.
 
         What may need much of a GPU's memory waits until other tuners leave as much, and what found
-        none beside them until none of these holds any.
+        none beside them until none of these holds any; what finds none then is asked with less.
         """
         seconds: dict[str, float] = {}
         for share, some in itertools.groupby(probes, key=self._share):
-            left = [*some]
-            if share > SOME:
-                pairs = _first_alone(pairs)
-            if share < ALL:
-                with self._turns.memory(share):
-                    unanswered = yield from self._beside_others(pairs, left, seconds)
-                    if unanswered is None:
-                        return
-                    left = unanswered
-                    self._give_up_memory(pairs)
-            if left:
-                with self._turns.memory(ALL):
+            left, is_strict, is_short = [*some], self._turns.are_taken, False
+            while left:
+                if share > SOME:
                     pairs = _first_alone(pairs)
-                    if share < ALL:
-                        start_anew(pairs[0])
-                    pairs[0].free()
-                    if (yield from pairs[0].answers(left, seconds, is_alone=True)):
+                with self._turns.memory(share):
+                    if is_short:
+                        is_strict &= start_anew(pairs[0])
+                    elif share == ALL:
+                        pairs[0].free()
+                    lacking = yield from self._asked(pairs, left, seconds, share, is_strict)
+                    if lacking is None:
                         return
                     self._give_up_memory(pairs)
+                if lacking and share == ALL:
+                    is_strict = self._asks_less(lacking)
+                left, share, is_short = lacking, ALL, True
         self._seconds = {**self._seconds, **seconds}
 
-    def _beside_others(
-        self, pairs: Sequence[Pair], probes: Sequence[Probe], seconds: dict[str, float]
+    def _asked(
+        self,
+        pairs: Sequence[Pair],
+        probes: Sequence[Probe],
+        seconds: dict[str, float],
+        share: float,
+        is_strict: bool,
     ) -> Generator[ProbeResult, None, list[Probe] | None]:
         """Yield verdicts as `_answers`; return what no memory was left for, None if rejected."""
         if len(pairs) == 1:
-            answers = pairs[0].answers(probes, seconds, is_alone=False)
+            is_alone = share == ALL
+            answers = pairs[0].answers(probes, seconds, is_alone=is_alone, is_strict=is_strict)
         else:
-            answers = side_by_side(pairs, probes, seconds)
+            answers = side_by_side(pairs, probes, seconds, is_strict=is_strict)
         answered: set[str] = set()
         is_rejected = False
         try:
             with closing(answers):
                 for result in answers:
-                    if self._turns.are_taken and lacks_memory(result):
+                    if is_strict and lacks_memory(result):
                         break
                     answered.add(result.probe)
                     is_rejected |= not result.is_accepted
                     yield result
         except TunerError as error:
-            if not (self._turns.are_taken and is_of_memory(error)):
+            if not (is_strict and is_of_memory(error)):
                 raise
         return None if is_rejected else [p for p in probes if p.name not in answered]
+
+    def _asks_less(self, probes: Sequence[Probe]) -> bool:
+        """Ask the first of these with less memory, and what would take as much, if that can be."""
+        is_large = self._share(self._fewer.asked(probes[0])) > SOME
+        return is_large and self._fewer.limit(probes, self._taken_by)
 
     def _give_up_memory(self, pairs: Sequence[Pair]) -> None:
         """Free what the judges keep for later contenders, where others use the memory, too."""
@@ -374,19 +384,6 @@ def _first_alone(pairs: Sequence[Pair]) -> Sequence[Pair]:
     for other in pairs[1:]:
         other.end()
     return pairs[:1]
-
-
-def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:
-    """Return results in the order of the probes, as far as the first rejection."""
-    places = {probe.name: place for place, probe in enumerate(probes)}
-    ordered = sorted(results, key=lambda result: places[plain_name(result.probe)])
-    rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
-    return ordered[: next(rejected, len(ordered))]
-
-
-def _by_kernels(result: ProbeResult, again: Again) -> ProbeResult:
-    reason = f"{result.reason}; {again.words}" if result.reason else ""
-    return replace(result, probe=f"{result.probe}{again.ending}", reason=reason)
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:
