@@ -88,6 +88,10 @@ class Problem:
         """
         return self._given.with_rows()
 
+    def strided(self) -> list[int]:
+        """Return the places of inputs that are not contiguous; those drawn are."""
+        return self._given.strided()
+
     def stand_ins(self, batch: int | None = None) -> list[Any]:
         """Return inputs for where shapes alone matter; large ones cost neither time nor memory.
 
@@ -228,11 +232,7 @@ class Problem:
         return model
 
     def call(self, model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Run the reference once and return its outputs, one or several tensors.
-
-        Raises:
-            ProblemError: it raised, or returned something that is no tensor.
-        """
+        """Return the tensors of `result_of`."""
         return tensors_of(self.result_of(model, inputs))
 
     def result_of(self, model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
