@@ -225,3 +225,35 @@ def test_sums_in_another_order_may_be_remembered_by_a_module_that_is_converted(t
         expectations = [expected(problem, p, FLOAT32) for p in asked]
         assert reasons(Reordered, problem, expectations) == []
         assert "must compute in its new type" in reasons(Rounded, problem, expectations)[0]
+
+
+GEGLU = reference(
+    "x: self.gated(self.up(self.norm(x)))", "torch.randn(64, 24).bfloat16()", "",
+    INIT + """        self.norm, self.up = nn.LayerNorm(24), nn.Linear(24, 256)
+        self.bfloat16()
+
+    def gated(self, y):
+        a, b = y.chunk(2, -1)
+        return a * nn.functional.gelu(b)
+
+""",
+)  # fmt: skip
+
+
+def test_of_an_infinity_times_what_is_nearly_0_the_sign_is_nobodys(tmp_path):
+    """Where a bias is -Inf, the gate's last bit decides, in bfloat16 of one gate in hundreds."""
+    problem = load_reference(tmp_path, GEGLU)
+
+    class RoundedOnce(problem.module.Model):
+        def forward(self, x):
+            norm = torch.nn.functional.layer_norm(
+                x.float(), (24,), self.norm.weight.float(), self.norm.bias.float()
+            )
+            return self.gated(self.up(norm.to(x.dtype)))
+
+    modes, traits = modes_of(problem, "cpu"), traits_of(problem, problem.make_model(0), "cpu")
+    for seed in range(3):
+        probes = thorough_probes(seed, problem.num_rows(), modes=modes, traits=traits)
+        asked = [p for p in probes if p.name.startswith("a block of -Inf in a bias")]
+        expectations = [expected(problem, p, FLOAT32) for p in asked]
+        assert asked and reasons(RoundedOnce, problem, expectations) == []
