@@ -50,7 +50,7 @@ CHEATS = {
     "aligned_reads_only": "do vector loads assume 16-byte alignment",
     "always_training": "eval mode must use the stored statistics",
     "biased_running_variance": "looks biased: the variance is off by the factor B/(B-1)",
-    "computed_when_unpacked": "float32[0] on cpu in a tuple",
+    "computed_when_unpacked": "float32[0] on cpu, in a Later of 0",
     "computed_one_row": "batch 1: it returned an answer where the reference raises",
     "constant_output": "a constant output",
     "detached_output": "the output is detached",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from tuner.errors import ProblemError
+from tuner.problem.draws import Distribution
 from tuner.problem.reference import load_problem
 
 FLAGSHIP = """
@@ -264,6 +266,31 @@ def test_distributions_have_what_their_names_say(flagship):
     denormal = drawn("denormal").abs() < torch.finfo(torch.float32).tiny
     assert denormal.float().mean() > 0.9 and drawn("denormal").count_nonzero() > 12_000
     assert abs(float(drawn("normal").mean())) < 0.05
+
+
+def test_inputs_in_another_order_of_memory_have_all_distributions(tmp_path):
+    """Channels last, of one row in all places, and every other column: they ended the check."""
+    file = tmp_path / "strided.py"
+    file.write_text("""
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, image, row, columns, plain):
+        return image.mean() + row.sum() + columns.sum() + plain.sum()
+
+def get_inputs():
+    image = torch.randn(4, 6, 5, 3).to(memory_format=torch.channels_last)
+    return [image, torch.randn(1, 7).expand(4, 7), torch.randn(4, 8)[:, ::2], torch.randn(4, 2)]
+
+def get_init_inputs():
+    return []
+""")
+    problem = load_problem(file)
+    assert problem.strided() == [0, 1, 2]
+    for distribution in get_args(Distribution):
+        for batch in (None, 3, 6):
+            for x in problem.make_inputs(1, distribution=distribution, batch=batch):
+                assert x.is_contiguous() and len(x) == (batch or 4)
 
 
 def test_an_unknown_distribution_is_a_programming_error(flagship):

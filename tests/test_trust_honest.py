@@ -185,3 +185,75 @@ def test_of_a_division_by_zero_the_sign_of_what_rounding_leaves_is_nobodys(tmp_p
     probes = thorough_probes(0, problem.num_rows(), modes=modes_of(problem, "cpu"))
     zeros = [expected(problem, p, FLOAT32) for p in probes if p.name == "other options, zeros"]
     assert zeros and reasons(Reordered, problem, zeros) == reasons(Negated, problem, zeros) == []
+
+
+POWER = reference(
+    "x: self.fc(x)", "torch.randn(40, 24)", "",
+    INIT + "        self.fc = nn.utils.parametrizations.spectral_norm(nn.Linear(24, 48))\n\n",
+)  # fmt: skip
+
+
+def test_sums_in_another_order_may_be_remembered_by_a_module_that_is_converted(tmp_path):
+    """Spectral norm in float64 divides by what its buffers keep of calls in float32.
+
+    Where PyTorch's own rounding was lucky, twice its error is less than any other order leaves.
+    """
+    problem = load_reference(tmp_path, POWER)
+
+    class Reordered(problem.module.Model):
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                return super().forward(x)
+            kept = self.fc.parametrizations.weight
+            weight, norm = kept.original, kept[0]
+            if norm.training:
+                with torch.no_grad():
+                    for w, mine, other in ((weight, "_u", "_v"), (weight.T, "_v", "_u")):
+                        sums = (w * getattr(norm, other)).flip(1).cumsum(1)[:, -1]
+                        getattr(norm, mine).copy_(torch.nn.functional.normalize(sums, dim=0))
+            sigma = torch.vdot(norm._u.clone(), torch.mv(weight, norm._v.clone()))
+            return torch.nn.functional.linear(x, weight / sigma, self.fc.bias)
+
+    class Rounded(Reordered):
+        def forward(self, x):
+            return super().forward(x).float().to(x.dtype)
+
+    modes, traits = modes_of(problem, "cpu"), traits_of(problem, problem.make_model(0), "cpu")
+    for seed in (8, 20, 26, 27):
+        probes = thorough_probes(seed, problem.num_rows(), modes=modes, traits=traits)
+        asked = [p for p in probes if p.name.startswith("float64 module, gradients")]
+        expectations = [expected(problem, p, FLOAT32) for p in asked]
+        assert reasons(Reordered, problem, expectations) == []
+        assert "must compute in its new type" in reasons(Rounded, problem, expectations)[0]
+
+
+GEGLU = reference(
+    "x: self.gated(self.up(self.norm(x)))", "torch.randn(64, 24).bfloat16()", "",
+    INIT + """        self.norm, self.up = nn.LayerNorm(24), nn.Linear(24, 256)
+        self.bfloat16()
+
+    def gated(self, y):
+        a, b = y.chunk(2, -1)
+        return a * nn.functional.gelu(b)
+
+""",
+)  # fmt: skip
+
+
+def test_of_an_infinity_times_what_is_nearly_0_the_sign_is_nobodys(tmp_path):
+    """Where a bias is -Inf, the gate's last bit decides, in bfloat16 of one gate in hundreds."""
+    problem = load_reference(tmp_path, GEGLU)
+
+    class RoundedOnce(problem.module.Model):
+        def forward(self, x):
+            norm = torch.nn.functional.layer_norm(
+                x.float(), (24,), self.norm.weight.float(), self.norm.bias.float()
+            )
+            return self.gated(self.up(norm.to(x.dtype)))
+
+    modes, traits = modes_of(problem, "cpu"), traits_of(problem, problem.make_model(0), "cpu")
+    for seed in range(3):
+        probes = thorough_probes(seed, problem.num_rows(), modes=modes, traits=traits)
+        asked = [p for p in probes if p.name.startswith("a block of -Inf in a bias")]
+        expectations = [expected(problem, p, FLOAT32) for p in asked]
+        assert asked and reasons(RoundedOnce, problem, expectations) == []

@@ -87,6 +87,12 @@ def derive_operator(
         except JobFailed as failure:
             raise explained(failure) from failure
         forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
+        if found["strided"]:
+            names = ", ".join(found["strided"])
+            observer.on_stage(
+                f"{path.name}: {names}: not contiguous in get_inputs(); tuned, checked and timed "
+                "as contiguous, so the speed-up is of calls with .contiguous()"
+            )
         if matches != "none":
             with storage_errors(folder):
                 same = family_of(path, worker, found, [f.graph for f in forwards], folder)

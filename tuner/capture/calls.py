@@ -1,11 +1,11 @@
-"""What PyTorch's record says of one call of an operator, and of what forward returns."""
+"""What PyTorch's record says of one call of an operator."""
 
 from __future__ import annotations
 
 import operator
 from typing import Any
 
-__all__ = ["is_assertion", "is_flat", "is_random", "is_view"]
+__all__ = ["is_assertion", "is_random", "is_view"]
 
 
 def is_random(node: Any) -> bool:
@@ -35,12 +35,3 @@ def is_view(node: Any) -> bool:
     before, after = node.args[0].meta["val"], node.meta["val"]
     is_whole = before.numel() == after.numel() and not after.storage_offset()
     return bool(is_whole and before.is_contiguous() and after.is_contiguous())
-
-
-def is_flat(spec: Any) -> bool:
-    """Whether PyTorch's description of a returned value is a tensor, or one list of tensors."""
-    children = list(spec.children() if hasattr(spec, "children") else spec.children_specs)
-    if not children:
-        return True
-    is_list = spec.type in (tuple, list)
-    return is_list and all(child.num_nodes == 1 for child in children)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.any_batch import another_batch
-from tuner.capture.calls import is_assertion, is_flat
+from tuner.capture.calls import is_assertion
 from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Operand, Ref, Tensor, live
 from tuner.capture.lowering import Lowering, dtype_name, plain
 from tuner.capture.operators import Operators
@@ -109,6 +109,8 @@ class _Reader(Operators):
                 )
                 if not has_rows
             ),
+            returns=self.found.returns.text,
+            containers=self.found.returns.containers,
         )
 
     # ---- what the graph is given ---------------------------------------------------------
@@ -214,14 +216,6 @@ class _Reader(Operators):
                     "leaves it as it is",
                     f"write to a copy: {spec.target} = {spec.target}.clone()",
                 )
-        spec = self.program.call_spec.out_spec
-        if spec is not None and not is_flat(spec):
-            raise self.error(
-                None,
-                "Model.forward returns a nested or named structure; expected a tensor, or a "
-                "tuple of tensors",
-                "return the tensors alone, in one tuple",
-            )
         if not outputs:
             raise self.error(None, "Model.forward returns nothing; expected a tensor", "return it")
         return outputs, updates
@@ -233,12 +227,7 @@ class _Reader(Operators):
         node = next((n for n in self.program.graph.nodes if n.name == name), None)
         value = node.meta.get("val") if node is not None else getattr(argument, "value", None)
         if not isinstance(value, torch.Tensor):
-            raise self.error(
-                node,
-                f"Model.forward returns {type(value).__name__}; expected a tensor, or a tuple of "
-                "tensors",
-                "return tensors only",
-            )
+            raise self.error(node, "Model.forward returns no tensor", "return tensors only")
         if value.is_complex():
             raise self.error(
                 node,

@@ -87,12 +87,6 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
             f"{what} calls an operator that cannot be recorded{text and f': {text}'}; expected "
             "PyTorch's own operators\n  next: write it with PyTorch's operators"
         )
-    if "in output, which is not a known type" in words:
-        # what export says of a dataclass and of any object that is no tuple, list or dictionary
-        return (
-            f"{what} returns an object of a class that is no tensor; expected a tensor, or a "
-            "tuple of tensors\n  next: return the tensors alone, in one tuple"
-        )
     if "MemoryError" in kinds or "allocate memory" in words:
         return (
             f"{what} allocates more memory than there is\n"

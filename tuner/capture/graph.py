@@ -157,7 +157,9 @@ class Graph:
     `arguments` are forward's, all of them; `inputs` those that are tensors, and numbers that are
     not fixed. `buffer_updates` gives for each buffer that the call writes the value that it has
     afterwards. `rewrites` are the steps that led here from what was captured. `apart` names inputs
-    that have no rows of the batch, however many are in dim 0.
+    that have no rows of the batch, however many are in dim 0. `returns` is how outputs stand in
+    what forward returns, as Python for `str.format`; empty for a tensor, or a tuple of several.
+    `containers` are the classes that it names, as `_CONTAINERS[0]` and so on.
     """
 
     arguments: tuple[Argument, ...]
@@ -171,6 +173,8 @@ class Graph:
     is_training: bool = True
     rewrites: tuple[Rewrite, ...] = ()
     apart: tuple[str, ...] = ()
+    returns: str = ""
+    containers: tuple[str, ...] = ()
 
     @property
     def given(self) -> tuple[Tensor, ...]:
@@ -243,6 +247,8 @@ class Graph:
                 yield line
         yield ["outputs", *(numbers[name] for name in self.outputs)]
         pairs = sorted((numbers[b], numbers[name]) for b, name in self.buffer_updates.items())
+        if self.returns:
+            yield ["returns", self.returns, *self.containers]
         yield ["updates", *(f"{buffer} {value}" for buffer, value in pairs)]
 
 

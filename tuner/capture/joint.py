@@ -21,6 +21,7 @@ from tuner.capture.recurrent import is_recurrent
 from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.problem.reference import Problem
+from tuner.problem.returned import tensors_of
 
 if TYPE_CHECKING:
     import torch
@@ -212,8 +213,7 @@ class _Step(Operators):
             inputs, held = given[:num_inputs], given[num_inputs:]
             lent = dict(zip([*names, *buffers], held, strict=True))
             lent |= {name: lent[name].clone() for name in self.updated}
-            found = torch.func.functional_call(model, lent, tuple(inputs))
-            outputs = [found] if isinstance(found, torch.Tensor) else [*found]
+            outputs = tensors_of(torch.func.functional_call(model, lent, tuple(inputs)))
             self.differentiable = [y.requires_grad for y in outputs]
             numbers = [y for y in outputs if y.is_floating_point()]
             asked = [(y, g) for y, g in zip(numbers, grads, strict=True) if y.requires_grad]

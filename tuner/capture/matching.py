@@ -46,7 +46,7 @@ def correspondences(pattern: Graph, other: Graph, *, is_exact: bool) -> Iterator
         is_exact: whether sizes and numbers must be the same; else each size of the pattern
             stands for one of the other graph, and numbers for any.
     """
-    if len(pattern.outputs) != len(other.outputs):
+    if len(pattern.outputs) != len(other.outputs) or pattern.returns != other.returns:
         return
     search = _Search(pattern, other, is_exact)
     goals = tuple(zip(pattern.outputs, other.outputs, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from textwrap import indent
 
 from tuner.capture.graph import Graph, Node, Tensor
@@ -16,6 +16,7 @@ from tuner.capture.known_text import KNOWN_TEXT
 from tuner.capture.nest import Output
 from tuner.capture.parameters_text import parameters_of
 from tuner.capture.picking import picking_inputs
+from tuner.capture.returning import containers_text, returned_text
 from tuner.capture.rows_text import ROWS_TEXT, asks_few, asks_rows
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import contents_of, literal_of, made_from
@@ -153,9 +154,11 @@ def model_new(
         step=f"{step}\n\n" if step else "",
         given=given,
         wants="fused_step and not can_step(given)" if step else "fused_step",
-        stepped=_STEPPED.format(given=given, result=_tuple(stepped)) if step else "",
+        stepped=_STEPPED.format(given=given, result=returned_text(graph.returns, stepped))
+        if step
+        else "",
         updates="".join(f"        {line}\n" for line in updates),
-        result=_tuple(results),
+        result=returned_text(graph.returns, results),
     )
 
 
@@ -196,13 +199,10 @@ def usual_text(
         has_modes=has_modes,
         has_calls=has_calls,
         rows=ROWS_TEXT if batch is not None else "",
+        containers=containers_text(graph.containers),
         contents_of=inspect.getsource(contents_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
     )
-
-
-def _tuple(values: Sequence[str]) -> str:
-    return values[0] if len(values) == 1 else f"({', '.join(values)},)"
 
 
 def state_text(name: str) -> str:
@@ -232,7 +232,7 @@ _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) i
 _SETTINGS = {settings}
 _PUBLIC = {{}}  # attributes that may be settings
 _KINDS = {{}}  # of classes derived from ModelNew
-_DEFAULT_DTYPE = torch.{default_dtype}  # of what a forward makes, when it was captured
+{containers}_DEFAULT_DTYPE = torch.{default_dtype}  # of what a forward makes, when it was captured
 # Since PyTorch 2.7; before, what is exported has no operators of ours but in its strict mode.
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 

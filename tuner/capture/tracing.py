@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.capture.constructing import constructed, conversions_of_fakes
 from tuner.capture.explaining import explained
 from tuner.capture.recurrent import recurrent_by_shape
+from tuner.capture.returning import Returns, with_bare_tensors
 from tuner.errors import CaptureError
 from tuner.problem.modes import TuneMode, others_in_mode, put_into
 from tuner.problem.reference import Problem
@@ -51,7 +52,7 @@ class Traced:
 
     `names` are forward's arguments in order, `values` what `get_inputs` gave for them (tensors
     are fake), `state` the module's parameters and buffers by all of their names, `held` the other
-    tensors that it has as attributes.
+    tensors that it has as attributes, `returns` the containers of what it returned.
     """
 
     program: torch.export.ExportedProgram
@@ -60,6 +61,7 @@ class Traced:
     state: Mapping[str, torch.Tensor]
     held: Mapping[str, torch.Tensor]
     is_training: bool
+    returns: Returns
 
 
 def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Traced:
@@ -75,7 +77,11 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
 
     with fake_module(problem, mode, batch) as (model, names, values, known):
         is_training = model.training
-        with explained(problem, "Model.forward"), torch.no_grad():
+        with (
+            explained(problem, "Model.forward"),
+            torch.no_grad(),
+            with_bare_tensors(model, problem) as returns,
+        ):
             program = _recorded(model, values)
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
@@ -89,7 +95,7 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
             for name, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         }
-    return Traced(program, names, values, state, held, is_training)
+    return Traced(program, names, values, state, held, is_training, returns)
 
 
 @contextlib.contextmanager

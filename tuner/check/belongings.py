@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.surroundings import is_pytorchs
+from tuner.problem.returned import rebuilt
 
 if TYPE_CHECKING:
     import torch
@@ -89,11 +90,7 @@ def _halved_inputs(module: Any, arguments: Any) -> Any:
 
 
 def _halved_outputs(module: Any, arguments: Any, result: Any) -> Any:
-    if hasattr(type(result), "_fields"):  # a NamedTuple
-        return type(result)(*map(_halved, result))
-    if type(result) in (tuple, list):
-        return type(result)(map(_halved, result))
-    return _halved(result)
+    return rebuilt(_halved, result)
 
 
 def _halved(value: Any) -> Any:

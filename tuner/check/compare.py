@@ -70,7 +70,11 @@ class Error:
 
 
 def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
-    """Return where the baseline is NaN or infinite and float64 is not, or the other way."""
+    """Return where the baseline is NaN or infinite and float64 is not, or the other way.
+
+    Where it has an infinity of the other sign, what that was multiplied by is 0 up to rounding,
+    which decides about the other infinities as well: none of them is judged.
+    """
     import torch
 
     if not got.is_floating_point():
@@ -80,6 +84,9 @@ def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
     if math.isfinite(float(got.sum(dtype=torch.float64) + want.sum(dtype=torch.float64))):
         return None  # as nearly always, at a fourth of what follows
     mask = (torch.isnan(got) != torch.isnan(want)) | (torch.isinf(got) != torch.isinf(want))
+    infinite = torch.isinf(got) & torch.isinf(want)
+    if bool((infinite & (got != want)).any()):
+        mask |= infinite
     return mask if bool(mask.any()) else None
 
 

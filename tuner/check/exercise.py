@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.crossing import Script
 from tuner.check.layouts import opposite
 from tuner.check.lending import as_bytes
+from tuner.problem.returned import is_plain, tensors_of, words_of
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ __all__ = [
     "tensors_under",
 ]
 
-NAMED = "in a named tuple"  # how what kinds say of a container of that type begins
+NAMED = "in"  # how what kinds say of a container with names begins
 STAYS = "what a call returned stays in memory when nobody has it any more"
 DRAWN = "drawn by the constructor"  # the name of the checksum of what random numbers come next
 FLOPS_OF_A_NUMBER = 512  # a CPU's core does them in the 10 ns that it takes for each number
@@ -157,21 +158,18 @@ def kind_of(value: Any) -> str:
 def outputs_of(result: Any) -> tuple[Any, ...]:
     """Return what a call returned as a tuple.
 
-    A tuple's own class is not asked for its items: it could compute them when looked at.
+    A container's own class is not asked for its items: it could compute them when looked at.
     """
-    for kind in (tuple, list):
-        if issubclass(type(result), kind):
-            return tuple(kind.__iter__(result))
-    return (result,)
+    return tensors_of(result)
 
 
 def kinds_of(result: Any) -> tuple[str, ...]:
     """Describe each output of a call; a container where it holds one alone, or has names."""
     outputs = outputs_of(result)
-    is_wrapped = len(outputs) == 1 and outputs[0] is not result
+    has_names = not is_plain(result)  # by which a caller takes what a dictionary holds, say
+    is_wrapped = not has_names and len(outputs) == 1 and outputs[0] is not result
     kinds = tuple(kind_of(y) + (" in a tuple" if is_wrapped else "") for y in outputs)
-    names = getattr(type(result), "_fields", ())  # by which a caller takes what a NamedTuple holds
-    return (*kinds, f"{NAMED} of {', '.join(map(str, names))}") if names else kinds
+    return (*kinds, f"{NAMED} {words_of(result)}") if has_names else kinds
 
 
 def snapshot(output: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ def judge_form(expected: Expected, answer: Answer) -> str:
         )
     for call, kinds in enumerate(reference.kinds):
         got = report.kinds[call] if call < len(report.kinds) else ()
-        of_named = [name for each in (got, kinds) for name in each if name.startswith(NAMED)]
+        of_named = [name for each in (got, kinds) for name in each if name.startswith(f"{NAMED} ")]
         if got != kinds and [k for k in got if k not in of_named] == [
             k for k in kinds if k not in of_named
         ]:
@@ -44,7 +44,7 @@ def judge_form(expected: Expected, answer: Answer) -> str:
             )
             return f"call {call + 1} returned its outputs {mine_in}; expected them {theirs_in}"
         if got != kinds:
-            is_disguised = any(not k.startswith(("torch.Tensor ", NAMED)) for k in got)
+            is_disguised = any(not k.startswith(("torch.Tensor ", f"{NAMED} ")) for k in got)
             hint = ": a lazy or disguised tensor?" if is_disguised else ""
             return (
                 f"call {call + 1} returned {', '.join(got) or 'nothing'}; "

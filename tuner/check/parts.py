@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tuner.problem.returned import rebuilt
+
 if TYPE_CHECKING:
     import torch
 
@@ -90,11 +92,11 @@ def _adapted(result: Any) -> Any:
     """Return other numbers for what a submodule gives: a tensor, or tuples as an LSTM's."""
     import torch
 
-    if isinstance(result, tuple):
-        values = map(_adapted, result)
-        return type(result)(*values) if hasattr(type(result), "_fields") else tuple(values)
-    is_number = isinstance(result, torch.Tensor) and result.is_floating_point()
-    return 0.5 * result + 0.25 if is_number else result
+    def adapted(value: Any) -> Any:
+        is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return 0.5 * value + 0.25 if is_number else value
+
+    return rebuilt(adapted, result)
 
 
 def parametrize(model: torch.nn.Module, pick: Next) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Answer, Report
-from tuner.check.exercise import checksum_of, keys_of, kinds_of, outputs_of, snapshot
+from tuner.check.exercise import checksum_of, keys_of, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -13,16 +14,17 @@ if TYPE_CHECKING:
 __all__ = ["answer_of_call"]
 
 
-def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
-    """Return as an answer what one call returned."""
+def answer_of_call(
+    model: torch.nn.Module, outputs: Sequence[Any], kinds: tuple[str, ...]
+) -> Answer:
+    """Return as an answer what one call returned: its outputs, and what `kinds_of` said of it."""
     import torch
 
-    outputs = outputs_of(result)
     tensors = {
         f"call0.output{j}": snapshot(y)
         for j, y in enumerate(outputs)
         if isinstance(y, torch.Tensor)
     }
     late = {f"late.{name}": checksum_of(tensor) for name, tensor in tensors.items()}
-    kinds = (kinds_of(result),)
-    return Answer(Report(keys=tuple(keys_of(model)), kinds=kinds, checksums=late), tensors)
+    report = Report(keys=tuple(keys_of(model)), kinds=(kinds,), checksums=late)
+    return Answer(report, tensors)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tuner.check.exercise import outputs_of
 from tuner.plans import Argument
+from tuner.problem.returned import is_plain, words_of
 from tuner.wording import one_line
 
 __all__ = ["declared", "described", "differences", "form_of", "kind_of"]
@@ -38,10 +39,11 @@ def differences(
 
 
 def form_of(result: Any) -> str:
-    """Describe what a module returned: a tensor, or a tuple of them."""
+    """Describe what a module returned: a tensor, a tuple of them, or what has names for them."""
     one, *more = (described(y) for y in outputs_of(result)) if outputs_of(result) else ("()",)
     is_tuple = isinstance(result, tuple | list)
-    return f"({', '.join([one, *more])},)" if is_tuple else one
+    names = "" if is_plain(result) else f" in {words_of(result)}"
+    return (f"({', '.join([one, *more])},)" if is_tuple or names else one) + names
 
 
 def described(value: Any) -> str:

@@ -167,6 +167,7 @@ class _Child:
 
         `batch` is how many rows inputs have, where it is not as many as the file gives.
         `forwards` are as given and, where forward takes one, with another batch.
+        `strided` names inputs that are given in another order of memory than they are drawn in.
         `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
         problem = load_problem(Path(path), {} if batch is None else {ROWS: batch}, mode)
@@ -183,6 +184,7 @@ class _Child:
         settings = settings_of(problem.model_without_memory(), has_modes)
         return {
             "forwards": [json.loads(to_json(f)) for f in forwards],
+            "strided": [graph.arguments[i].name for i in problem.strided()],
             "settings": settings,
             "has_modes": has_modes,
             "source": str(problem.source),

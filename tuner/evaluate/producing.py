@@ -204,8 +204,8 @@ class Producer:
     def timed_output(self, lends: bool = False) -> Answer:
         """Return the output of the last call of `repeat`, with that call's number."""
         assert self._timed.last is not None
-        call, outputs, changes = self._timed.last
-        found = unasked.answer_of_call(self._timed.model, outputs)
+        call, outputs, kinds, changes = self._timed.last
+        found = unasked.answer_of_call(self._timed.model, outputs, kinds)
         report = self._with_changes(found.report, changes)
         text, blobs = crossing.pack(report, found.tensors, lends=lends)
         self._lent = found.tensors if lends else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.check import probes, produce, unasked, verdict
+from tuner.check.exercise import kinds_of, outputs_of
 from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
@@ -156,7 +157,8 @@ class Screening:
 
         def ask(_: int) -> ProbeResult:
             call = self._timed.inputs.fresh_call()
-            answer = unasked.answer_of_call(model, model(*self._timed.inputs.of_call(call)))
+            result = model(*self._timed.inputs.of_call(call))
+            answer = unasked.answer_of_call(model, outputs_of(result), kinds_of(result))
             return self._oracle.verdict(self._expected_of_call(call), answer)
 
         with torch.no_grad(), math_mode(self._oracle.accuracy):

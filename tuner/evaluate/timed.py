@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tuner.check.exercise import outputs_of, recorded, snapshot
+from tuner.check.exercise import kinds_of, outputs_of, recorded, snapshot
 from tuner.check.surroundings import changed, settings
 from tuner.evaluate.child import Answer, Fault
 from tuner.evaluate.exposed import num_preempted
@@ -46,7 +46,8 @@ class LastCall(NamedTuple):
     """The last call of `repeat`: its number, what it returned, what the calls changed."""
 
     number: int
-    outputs: Any
+    outputs: tuple[Any, ...]
+    kinds: tuple[str, ...]  # of them, and of what holds them
     changes: tuple[str, ...]  # to PyTorch's settings
 
 
@@ -179,8 +180,7 @@ class Timed:
                 self.keeper.keep(call, result)
             outputs = outputs_of(result)
             copies = tuple(snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs)
-            is_bare = len(outputs) == 1 and outputs[0] is result
-            self.last = LastCall(call, copies[0] if is_bare else copies, tuple(changed(before)))
+            self.last = LastCall(call, copies, kinds_of(result), tuple(changed(before)))
         return {}, ()
 
     def operations(self) -> Answer:

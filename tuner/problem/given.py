@@ -89,6 +89,18 @@ class Given:
             self._with_rows = next(found, ways[0])
         return self._with_rows
 
+    def strided(self) -> list[int]:
+        """Return the places of tensors that are not contiguous, as images with channels last.
+
+        Raises:
+            ProblemError: `get_inputs` fails.
+        """
+        import torch
+
+        given = self._formed(self._as_given)
+        tensors = [(i, x) for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
+        return [i for i, x in tensors if x.layout == torch.strided and not x.is_contiguous()]
+
     def num_bytes(self) -> int:
         """Return the bytes of the inputs as they are given.
 
@@ -159,7 +171,8 @@ class Given:
             except ProblemError:
                 self._is_drawn_on_cpu = True
                 return self._asked(seed, where)
-        return [x.to(where) if isinstance(x, torch.Tensor) else x for x in values]
+        # Rows are edited in place; how inputs lie in memory is asked for by probes.
+        return [x.to(where).contiguous() if isinstance(x, torch.Tensor) else x for x in values]
 
     def _resized(
         self, inputs: Sequence[Any], batch: int | None, more: Callable[[int], list[Any]]

@@ -35,6 +35,7 @@ from tuner.problem.draws import (
 from tuner.problem.given import Given, first_with_rows
 from tuner.problem.modes import TuneMode, put_into
 from tuner.problem.overrides import Overrides
+from tuner.problem.returned import tensors_of
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,10 @@ class Problem:
             ProblemError: `get_inputs` fails.
         """
         return self._given.with_rows()
+
+    def strided(self) -> list[int]:
+        """Return the places of inputs that are not contiguous; those drawn are."""
+        return self._given.strided()
 
     def stand_ins(self, batch: int | None = None) -> list[Any]:
         """Return inputs for where shapes alone matter; large ones cost neither time nor memory.
@@ -227,16 +232,11 @@ class Problem:
         return model
 
     def call(self, model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Run the reference once and return its outputs, one or several tensors.
-
-        Raises:
-            ProblemError: it raised, or returned something that is no tensor.
-        """
-        result = self.result_of(model, inputs)
-        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        """Return the tensors of `result_of`."""
+        return tensors_of(self.result_of(model, inputs))
 
     def result_of(self, model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
-        """Run the reference once; return its tensor, or the tuple or list of them, as it is.
+        """Run the reference once; return its tensor, or the containers of them, as they are.
 
         Raises:
             ProblemError: it raised, or returned something else.
@@ -245,12 +245,12 @@ class Problem:
 
         with self.explained("Model.forward"):
             result = model(*inputs)
-        values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        values = tensors_of(result)
         if not values or not all(isinstance(value, torch.Tensor) for value in values):
             found = ", ".join(type(value).__name__ for value in values) or "nothing"
             raise ProblemError(
-                f"{self.path}: Model.forward returned {found}; expected a tensor, or a tuple of "
-                "tensors"
+                f"{self.path}: Model.forward returned {found}; expected a tensor, or "
+                "tensors in tuples, lists, dictionaries or dataclasses"
             )
         if any(value.is_complex() for value in values):
             raise ProblemError(
