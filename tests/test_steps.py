@@ -322,6 +322,35 @@ def test_of_a_copied_part_of_an_input_a_step_keeps_the_copy(name, tmp_path):
     assert taken.num_calls == 1, "a step took the reference's way"
 
 
+CONVERTED = {
+    "mask": "(torch.rand(7, 40) > 0.3).long()",
+    "a mask that is turned": "(torch.rand(40, 7) > 0.3).long().t()",
+    "bools": "torch.rand(7, 40) > 0.3",
+    "halves": "torch.rand(7, 40).half()",
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_of_a_converted_input_a_step_keeps_what_it_was_converted_to(name, tmp_path):
+    """As PyTorch does: the mask may be edited before the backward, at any batch."""
+    forward = "m = mask.float(); return (torch.tanh(x) * m).sum(1) / m.sum(1).clamp(min=1e-6)"
+    inputs = f"torch.randn(7, 40), {CONVERTED[name]}"
+    text = TEXT.format(init="...", names="x, mask", forward=forward, inputs=inputs)
+    taken = Taken(tmp_path, "masked", text)
+    for batch in (None, 3):
+        given, mask = taken.inputs(1, batch)
+        found = []
+        for model in (taken.mine, taken.own, taken.wide):
+            x = given.to(torch.float64 if model is taken.wide else torch.float32, copy=True)
+            x.requires_grad_()
+            converted = mask.clone()
+            y = model(x, converted)
+            converted.zero_()
+            found.append(torch.autograd.grad(y.sin().sum(), x))
+        assert_as_exact(*found)
+    assert taken.num_calls == 2, "a step took the reference's way"
+
+
 def test_what_is_kept_is_no_more_than_pytorch_keeps(tmp_path, gate):
     kept: list[torch.Tensor] = []
 

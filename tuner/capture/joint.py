@@ -20,6 +20,7 @@ from tuner.capture.operators import Operators
 from tuner.capture.recurrent import is_recurrent
 from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
+from tuner.capture.viewing import is_same
 from tuner.problem.reference import Problem
 from tuner.problem.returned import tensors_of
 
@@ -42,7 +43,7 @@ class Joint:
             those that have none: whole numbers, and what forward computes without gradients.
         gradient_of: for each input and parameter that has a gradient the output of `gradients`,
             or the incoming one that it is.
-        copies: views of what is given that are kept as copies, with the steps that lead to each.
+        copies: views or casts of what is given that are kept as copies, with the steps to each.
     """
 
     forward: Graph
@@ -264,10 +265,9 @@ class _Step(Operators):
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
-        copies = {name: steps for name in kept if (steps := _from_given(name, by_name))}
+        graph = replace(self.graph, constants=(), nodes=tuple(nodes))
+        copies = {name: steps for name in kept if (steps := _from_given(name, graph))}
         kept = [name for name in kept if name not in copies]
-        graph = replace(self.graph, constants=())
-        ends = dict.fromkeys(name for name in gradient_of.values() if name in by_name)
         return Joint(
             replace(
                 graph,
@@ -280,7 +280,7 @@ class _Step(Operators):
                 inputs=(*graph.inputs, *saved, *grads),
                 nodes=tuple(n for n in nodes if n.name in needed),
                 buffer_updates={},
-                outputs=tuple(ends),
+                outputs=tuple(dict.fromkeys(n for n in gradient_of.values() if n in by_name)),
             ),
             tuple("" if t is None else t.name for t in incoming),
             gradient_of,
@@ -288,14 +288,14 @@ class _Step(Operators):
         )
 
 
-def _from_given(name: str, by_name: Mapping[str, Node]) -> tuple[Node, ...]:
-    """Return the steps to a view of what is given, none for what is no view of it."""
+def _from_given(name: str, graph: Graph) -> tuple[Node, ...]:
+    """Return the steps to a view or a wider copy of what is given, else none."""
     steps: list[Node] = []
-    while name in by_name:
-        if by_name[name].op not in ALIASES:
+    while isinstance(node := graph.value(name), Node):
+        if not (node.op in ALIASES or is_same(graph, node)):
             return ()
-        steps.append(by_name[name])
-        (name,) = by_name[name].refs
+        steps.append(node)
+        (name,) = node.refs
     return tuple(reversed(steps))
 
 

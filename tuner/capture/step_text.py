@@ -179,8 +179,10 @@ def step_text(
 
 
 def _viewed(step: Node) -> str:
-    """Write a view of a tensor, behind it."""
+    """Write a view or a cast of a tensor, behind it."""
     a: Any = step.attrs
+    if step.op == "cast":
+        return f".to(torch.{step.dtype})"
     if step.op == "slice":
         place = f"{a['start']}:{a['stop']}:{a['step']}"
         return f"[{':, ' * a['axis']}{place}]"
