@@ -46,6 +46,8 @@ MODULES: dict[str, tuple[str, str, str]] = {
         "self.w = nn.Parameter(torch.randn(100))", f"{X}, {X}",
     ),
     "softmax": ("torch.softmax(x, -1)", "", X),
+    "sums_of_a_transpose": ("x / x.transpose(1, 2).square().sum(2).unsqueeze(1)", "",
+                            "torch.randn(4, 8, 6)"),
     "log_softmax": (f"{F}.log_softmax(x * 3.0, dim=1)", "", X),
     "layer_norm": ("self.n(x)", "self.n = nn.LayerNorm(100)", "torch.randn(5, 7, 100)"),
     "bias_gelu": (f"{F}.gelu(x + self.b)", "self.b = nn.Parameter(torch.randn(100))",

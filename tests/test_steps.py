@@ -351,6 +351,17 @@ def test_of_a_converted_input_a_step_keeps_what_it_was_converted_to(name, tmp_pa
     assert taken.num_calls == 2, "a step took the reference's way"
 
 
+def test_gradients_of_a_weight_of_a_given_norm_are_of_kernels(tmp_path):
+    normed = "nn.utils.parametrizations.weight_norm"
+    init = f"self.conv = {normed}(nn.Conv1d(6, 8, 3, padding=1))"
+    forward = "return nn.functional.leaky_relu(self.conv(x), 0.1).square()"
+    inputs = "torch.randn(4, 6, 50)"
+    text = TEXT.format(init=init, names="x", forward=forward, inputs=inputs)
+    taken = Taken(tmp_path, "normed", text)
+    assert_gradients_are_as_exact(taken, "normed")
+    assert taken.num_calls, "a step took the reference's way"
+
+
 def test_what_is_kept_is_no_more_than_pytorch_keeps(tmp_path, gate):
     kept: list[torch.Tensor] = []
 

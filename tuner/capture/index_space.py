@@ -275,13 +275,20 @@ class _Inference:
         return [name for name in node.refs if name not in self.numbers]
 
     def _varies(self, name: str, node: Node) -> frozenset[int]:
-        shape = self.forms[name]
-        if math.prod(shape) == self.total:
-            return frozenset(range(len(self.ends) - 1))
-        axes = self.axes[name]
+        shape, axes, last = self.forms[name], self.axes[name], len(self.ends) - 1
+        found = [d for dims in axes for d in dims or ()]
+        is_whole = math.prod(shape) == self.total
+        behind = {at: self.ends[last - 1 - dims[-1]] for at, dims in enumerate(axes) if dims}
+        if found != sorted(found) or (
+            is_whole and any(math.prod(shape[at + 1 :]) != num for at, num in behind.items())
+        ):  # as a tensor does whose transpose is reduced
+            what = f"a tensor of shape {list(shape)}, in another order than {list(self.whole)}"
+            raise refusal(node, what)
+        if is_whole:
+            return frozenset(range(last))
         if None in axes:
             raise refusal(node, f"a tensor of shape {list(shape)} beside {list(self.whole)}")
-        return frozenset(d for dims in axes for d in dims or ())
+        return frozenset(found)
 
     # ---- one node -----------------------------------------------------------------------------
 

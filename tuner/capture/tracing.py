@@ -278,6 +278,7 @@ def _opened_of(_known: tuple[str, ...]) -> dict[Any, Any]:
         if name.endswith(_OPENED_ENDS) and isinstance(operator, torch._ops.OpOverload):
             opened.setdefault(operator, function)
     opened[torch.ops.aten._native_batch_norm_legit_no_training.default] = _normalized
+    opened[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_gradients
     for operator in [each for each in opened if _gives_statistics(each)]:
         opened[operator] = _with_exact_statistics(opened[operator])
     for name in _KEPT.split():
@@ -285,6 +286,15 @@ def _opened_of(_known: tuple[str, ...]) -> dict[Any, Any]:
         for overload in packet.overloads():
             opened.pop(getattr(packet, overload), None)
     return opened
+
+
+def _weight_norm_gradients(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return gradients of v and g for `v * g / norm(v)`, the weight of PyTorch's weight_norm."""
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+    along = (grad * v).sum(axes, keepdim=True) / norms
+    return g / norms * (grad - v * (along / norms)), along
 
 
 def _gives_statistics(operator: torch._ops.OpOverload) -> bool:
