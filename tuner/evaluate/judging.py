@@ -40,6 +40,7 @@ class Judge(Giver):
 
     def __init__(self, oracle: Oracle) -> None:
         super().__init__(oracle)
+        self._is_strict = False  # in the question that was asked last
         self._room_bytes = 0  # for what is kept
         self._short_bytes = float(SHORT_BYTES)
         self._weights_bytes = math.inf  # that are held at most before some are forgotten
@@ -85,8 +86,8 @@ class Judge(Giver):
         asked = from_json(Probe, probe)
         self._forget_weights()
         found = self._expected_once(asked)
-        if is_strict:
-            gpu_memory.require_no_shortage(self._oracle.device)
+        self._is_strict = is_strict
+        self._require_memory()
         self._num_asked += 1
         self._asked[self._num_asked] = found
         tensors, known = dict(found.question.tensors), {}
@@ -151,7 +152,13 @@ class Judge(Giver):
             result = self._oracle.verdict(expected, given)
         del given, expected
         gpu_memory.free_unused(self._oracle.device)
+        if not result.is_accepted:  # perhaps by what was computed again without memory
+            self._require_memory()
         return {"result": json.loads(to_json(result))}, ()
+
+    def _require_memory(self) -> None:
+        if self._is_strict:
+            gpu_memory.require_no_shortage(self._oracle.device)
 
     def withdraw(self, ticket: int) -> Answer:
         """Give up a question that nobody will answer."""
