@@ -67,8 +67,7 @@ class Pair:
         self._producer = producer
         self._generation = self._judge.generation
         self._known: set[str] = set()  # weights that this producer has
-        can = self._is_gpu and can_lend(producer, self._ask, self._most_s)
-        self._lends = self._asking.lends = can
+        self._asking.lends = self._is_gpu and can_lend(producer, self._ask, self._most_s)
         if self._ways:
             self._reported("take_all_rows", **self._ways)
 
@@ -200,7 +199,7 @@ class Pair:
         refusal = ""
         try:
             if missing:
-                weights = self._ask("weights", {"tokens": missing, "lends": self._lends})
+                weights = self._ask("weights", {"tokens": missing, "lends": self._asking.lends})
                 refusal = hand_over(weights, producer, self._ask, most_s)
                 forgotten = self._known.difference(weights.data["held"])
                 received = {"question": weights.data["question"], "forget": sorted(forgotten)}
@@ -209,7 +208,7 @@ class Pair:
                 self._known.update(missing)
             refusal = refusal or hand_over(question, producer, self._ask, most_s)
             asks = {name: question.data[name] for name in ("question", "known")}
-            asks |= {"lends": self._lends, "is_strict": self._asking.is_strict}
+            asks |= {"lends": self._asking.lends, "is_strict": self._asking.is_strict}
             on_given()
             answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:

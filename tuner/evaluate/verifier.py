@@ -14,9 +14,9 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,7 +102,6 @@ class Verifier:
         ]
         self._about: dict[str, Any] = {}
         self._lock = threading.Lock()  # several contenders may be checked at a time
-        self._num_checks = 0  # that go on now
         self.seconds = 0.0
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
         self._fewer = Fewer()
@@ -151,7 +150,7 @@ class Verifier:
         most_s = self._timeout_s if timeout_s is None else timeout_s
         notes: list[str] = []
         self._files.remember(contender)
-        with self._turns.checking(), self._counted(), ExitStack() as stack:
+        with self._turns.checking(), ExitStack() as stack:
             # What another tuner's check holds all memory for is waited for, not run into.
             start_pairs = functools.partial(self._pairs, stack, contender, most_s, notes)
             pairs, refusal = with_memory(self._turns, start_pairs)
@@ -231,16 +230,6 @@ class Verifier:
         ]
         return pairs, ""
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._lock:
-            self._num_checks += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_checks -= 1
-
     def _start_anew(
         self, stack: ExitStack, contender: Contender, most_s: float, pair: Pair
     ) -> bool:
@@ -249,7 +238,7 @@ class Verifier:
         Returns:
             False while another contender is checked as well, whose judge it is, too.
         """
-        if self._num_checks > 1:
+        if self._turns.num_checks > 1:
             return False
         pair.end()
         (producer,) = started(stack, self._spec, [contender], env=QUIET)

@@ -146,6 +146,11 @@ class Turns:
             yield
 
     @property
+    def num_checks(self) -> int:
+        """How many threads of this process check now."""
+        return self._check.num_users
+
+    @property
     def are_taken(self) -> bool:
         """Whether there may be others, whose memory it is that is lacking."""
         return self._folder is not None
