@@ -208,15 +208,16 @@ def test_the_same_sizes_and_device_come_before_others(folder, around, runs):
 
 def test_the_model_starts_from_all_that_another_module_tried(folder, around, runs):
     run = only(runs)
-    trials = run.trials()
+    # The fastest one: of a slower one a noisy machine may know a bound alone.
+    trial = min(run.trials(), key=lambda trial: trial.outcome.latency_us or float("inf"))
     tried = feasible(around.space)[:6]
-    lines = [replace(trials[0], number=n, params=p) for n, p in enumerate(tried)]
+    lines = [replace(trial, number=n, params=p) for n, p in enumerate(tried)]
     (run.path / "trials.jsonl").write_text("".join(to_json(t) + "\n" for t in lines[:4]))
     assert sources_from(around, [run.path.name], runs) == []  # too few to mean anything
     (run.path / "trials.jsonl").write_text("".join(to_json(t) + "\n" for t in lines))
     (source,) = sources_from(around, [run.path.name, "gone"], runs)
     assert [source.space.index(params) is not None for params in tried] == [True] * 6
-    assert np.allclose(source.latency_us, trials[0].outcome.latency_us)
+    assert np.allclose(source.latency_us, trial.outcome.latency_us)
     make_sampler("surrogate", around.space, 0, [source])  # it is of use to it
 
 
