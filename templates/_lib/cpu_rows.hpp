@@ -7,7 +7,7 @@ using simd::Float;
 // With kPart the first n elements, and zeros behind them.
 template <bool kPart>
 static inline simd::Floats load(const Float* from, int n) {
-  if constexpr (!kPart) return simd::load(from);
+  if (!kPart || n == simd::kWidth) return simd::load(from);
   simd::Floats result{};
   for (int k = 0; k < n; ++k) result[k] = from[k];
   return result;
@@ -41,7 +41,7 @@ static inline void store(Number* to, simd::Floats value, int n) {
 
 template <bool kPart>
 static inline void store(Float* to, simd::Floats value, int n) {
-  if constexpr (kPart) {
+  if (kPart && n < simd::kWidth) {
     for (int k = 0; k < n; ++k) to[k] = value[k];
   } else {
 {% if stream_output %}
@@ -54,7 +54,17 @@ static inline void store(Float* to, simd::Floats value, int n) {
   }
 }
 
-// The same of elements that lie some way apart.
+// Asks memory for the elements of a column that is read later, which may lie behind the last one:
+// what cannot be read is not.
+constexpr int64_t kAhead = 16;  // columns
+
+template <int64_t kCount, class Number>
+static inline void ask_ahead(const Number* from) {
+  constexpr int64_t kLine = 64 / sizeof(Number);
+  for (int64_t k = 0; k < kCount; k += kLine) __builtin_prefetch(from + k);
+}
+
+// Elements that lie some way apart.
 template <bool kPart, class Number>
 static inline simd::Floats load_apart(const Number* from, int64_t apart, int n) {
   simd::Floats result{};

@@ -1,7 +1,9 @@
 """A nest as the text of a C++ function: vectors along rows that lie beside each other in memory.
 
 The columns lie before the rows, so that a reduction goes across vectors: each lane is a row of its
-own. What belongs to a row is an array of vectors, one for each of a tile.
+own. What belongs to a row is an array of vectors, one for each of a tile. From column to column a
+tile goes further than a processor foresees, so it is several lines of the cache wide, and asks
+for what it needs some columns ahead.
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ from tuner.capture.indexing import counted, loaded, offset, stored, tail_stride
 from tuner.capture.loops import signature
 from tuner.capture.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.operations import Kind, converted
+from tuner.capture.precision import num_bytes_of
 from tuner.capture.windows import cpp_tap, cpp_window
 
 __all__ = ["AcrossWriter"]
 
 _LANE = "(k + u * simd::kWidth)"  # of the tail, the first one of a vector
+# From column to column. Steps of less, and those within a page of memory, a processor foresees.
+FAR_BYTES = 1024
+LEAST_TILES = 2  # of a tail without rows before it, for two threads
 
 
 class AcrossWriter:
@@ -36,7 +42,10 @@ class AcrossWriter:
         """Write the function."""
         length = self.space.length
         yield from signature(self.nest, self.function, self.names)
-        yield "  constexpr int64_t kTile = kUnroll * simd::kWidth;"
+        share = "simd::kWidth" if self.outer else f"(simd::kWidth * {LEAST_TILES})"
+        yield "  // Vectors of a tile: a strip of one would use a part of what memory sends."
+        yield f"  constexpr int kVectors = std::clamp<int>({length} / {share}, 1, 4 * kUnroll);"
+        yield "  constexpr int64_t kTile = kVectors * simd::kWidth;"
         yield f"  constexpr int64_t kTiles = ({length} + kTile - 1) / kTile;"
         yield f"  const int64_t tiles = rows / {length} * kTiles;"
         yield "  const auto tile = [=](auto is_part, const int64_t i, const int64_t k) {"
@@ -47,7 +56,7 @@ class AcrossWriter:
         yield "      return static_cast<int>(std::clamp<int64_t>(left, 0, simd::kWidth));"
         yield "    };"
         yield "    (void)lanes;"
-        yield from (f"    {line}" for line in self._tile())
+        yield from (f"    {line.replace('kUnroll', 'kVectors')}" for line in self._tile())
         yield "  };"
         yield "  const int team = simd::team_size(kThreads, num_threads, tiles);"
         yield "#pragma omp parallel num_threads(team)"
@@ -170,6 +179,7 @@ class AcrossWriter:
         read = {o for s in statements for o in s.refs}
         read |= {r.value for r in each.reductions} | {o.name for o in each.writes}
         read -= computed
+        yield from self._asked_ahead(read)
         body = self._known({n for n in read if n != COLUMN and not self.nest.is_inner(n)})
         if COLUMN in read:
             index = "math::splat(static_cast<simd::Float>(c))"
@@ -198,6 +208,17 @@ class AcrossWriter:
         for output in each.writes:
             body.append(self._store(output.name, self._floats(output.name), "c"))
         yield from _each(body)
+
+    def _asked_ahead(self, read: set[str]) -> Iterator[str]:
+        """Ask for what columns far behind this one need."""
+        column = f"(c {'-' if self.nest.is_backwards else '+'} rows_of::kAhead)"
+        for tensor in self.nest.arguments:
+            name, strides = tensor.name, self.space.strides(tensor.name)
+            step = strides.get(self.columns[-1], 0) * num_bytes_of(tensor.dtype)
+            is_vector = self.nest.is_dense(name) and tail_stride(self.space, name) == 1
+            if name in read and step >= FAR_BYTES and is_vector:
+                place = f"{self.names[name]}_all + {self._at(name, column)} + k"
+                yield f"rows_of::ask_ahead<kTile>({place});"
 
     def _floats(self, name: str) -> str:
         return converted(self.names[name], self._kind(name), "float")
