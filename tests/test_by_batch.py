@@ -48,11 +48,11 @@ from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.reference import load_problem
-from tuner.ranking import remarks_on
+from tuner.ranking import is_behind, remarks_on
 from tuner.review.rows_figure import rows_caption, rows_figure, rows_table
 from tuner.review.summary import summary
 from tuner.run import Run, create_run
-from tuner.trial import Check, Finalist, from_json, to_json
+from tuner.trial import Check, Finalist, Interval, from_json, to_json
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
@@ -110,6 +110,28 @@ def test_steps_that_are_slower_are_pytorchs(speedups, rows):
     given = {n: s if isinstance(s, tuple) else (s, 0.01) for n, s in speedups.items()}
     found = rows_taken([at(n, *s, "step") for n, s in given.items()], 8, ["step"])
     assert found["step"] == rows
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "high", "expected"),
+    [
+        (0.6, 0.09, 3.9, True),  # half as fast in each of three processes
+        (0.98, 0.97, 0.99, True),  # by little, but surely
+        (0.98, 0.5, 1.9, False),  # by what nobody would see
+        (1.2, 0.3, 4.8, False),
+        (1.2, 1.1, 1.3, False),
+    ],
+)
+def test_what_seems_slower_is_behind_however_few_processes_say_it(speedup, low, high, expected):
+    assert is_behind(Interval(speedup, low, high, 0.95, 3)) == expected
+
+
+def test_of_disturbed_steps_those_of_fewer_rows_tell():
+    """At the tuned size other programs took the processor, and a half of it was timed well."""
+    disturbed = replace(at(8, 0.6, way="step"), is_disturbed=True)
+    assert rows_taken([at(4, 0.6, way="step"), disturbed], 8, ["step"])["step"] == NO_ROWS
+    assert rows_taken([at(4, 1.2, way="step"), disturbed], 8, ["step"])["step"] == (4, MOST)
+    assert rows_taken([disturbed], 8, ["step"])["step"] == (8, MOST)
 
 
 def test_of_two_ways_to_time_a_call_the_worse_one_counts():

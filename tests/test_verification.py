@@ -28,6 +28,7 @@ from benchmarks.kills import (
     repeated,
     write_problem,
 )
+from tuner.by_batch import ANY_ROWS, NO_ROWS, ByBatch
 from tuner.config.run_config import load_config
 from tuner.environment import Environment
 from tuner.evaluate import modules
@@ -394,12 +395,15 @@ def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verificat
     assert path.read_text().endswith("ModelNew = Model\n")
 
 
-def test_slower_steps_stay_where_a_file_has_no_choice_of_them(verification):
+def test_slower_steps_stay_where_a_file_has_no_other_ones(verification):
     check = Check(True, "float32", "", (), is_thorough=True)
     step = Interval(0.5, 0.45, 0.55, 0.95, 3)
     slower = Finalist(7, check, Interval(2.0, 1.9, 2.1, 0.95, 5), 11.0, 10.0, step=step)
     trial = Trial(7, "nest", {}, "", Outcome(Status.CORRECT))
-    assert verification.instead.without_steps(trial, slower) == (slower, [])
+    assert verification.instead.without_slow_steps(trial, slower) == (slower, [])
+    by_batch = ByBatch(8, rows={"call": ANY_ROWS, "step": NO_ROWS})
+    slower = replace(slower, by_batch=by_batch)  # they are PyTorch's already, raced beside itself
+    assert verification.instead.without_slow_steps(trial, slower) == (slower, [])
 
 
 def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing(verified, tmp_path):

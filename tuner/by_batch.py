@@ -193,9 +193,10 @@ def rows_taken(
     for way in ways:
         mine = [at for at in measured if at.way == way]
         by_rows = {rows: [at for at in mine if at.num_rows == rows] for rows in _rows_of(mine)}
-        near = max((rows for rows in by_rows if rows <= tuned_rows), default=0)
-        is_near = near * NEAR >= tuned_rows
-        if way == "step" and is_near and all(at.is_lost for at in by_rows[near]):
+        told = [at for at in mine if not at.is_disturbed and at.num_rows <= tuned_rows]
+        near = max((at.num_rows for at in told), default=0)
+        is_lost = all(at.is_lost for at in told if at.num_rows == near)
+        if way == "step" and near * NEAR >= tuned_rows and is_lost:
             continue
         fewest, most, last = tuned_rows, MOST, largest
         for rows in sorted((rows for rows in by_rows if rows < tuned_rows), reverse=True):
@@ -219,5 +220,5 @@ def _rows_of(measured: Sequence[AtBatch]) -> list[int]:
 def without_steps_in(found: ByBatch) -> ByBatch:
     """Return what holds of the same file where steps of training are PyTorch's own."""
     rows: dict[Way, tuple[int, int]] = {"call": ANY_ROWS, **found.rows, "step": NO_ROWS}
-    measured = tuple(at for at in found.measured if at.way == "call")
+    measured = tuple(at for at in found.measured if at.way != "step")
     return replace(found, measured=measured, rows=rows)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.by_batch import without_steps_in
+from tuner.by_batch import NO_ROWS, without_steps_in
 from tuner.evaluate.job_spec import JobSpec
 from tuner.exporting import ExportFile, export_of, fallback_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer
 from tuner.planning import Planned
-from tuner.ranking import are_of_gradients
+from tuner.ranking import are_of_gradients, is_behind
 from tuner.run import Run
 from tuner.together import Tuned, file_of
 from tuner.trial import Finalist, Trial
@@ -74,20 +74,24 @@ class Instead:
             f"steps of training of our own were rejected ({one_line(rejected.check.reason, 200)})"
         )
 
-    def without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
-        """Export the winner with steps of training that are the reference's, which are faster."""
-        planned = self.planned.with_pytorchs_steps or self.planned
-        by_batch = slower.by_batch and without_steps_in(slower.by_batch)
-        is_same = planned is self.planned and by_batch == slower.by_batch  # it has no such choice
-        if slower.step is None or is_same:
-            return slower, []
+    def without_slow_steps(self, trial: Trial, raced: Finalist) -> tuple[Finalist, list[str]]:
+        """Export the winner with steps of training that are the reference's, where its are slower.
+
+        It stays as it is where they are not, and where it has no such choice.
+        """
+        planned, known = self.planned.with_pytorchs_steps, raced.by_batch
+        has_choice = planned is not None or known is not None
+        are_pytorchs = known is not None and known.rows.get("step") == NO_ROWS
+        if raced.step is None or not is_behind(raced.step) or are_pytorchs or not has_choice:
+            return raced, []
+        by_batch = known and without_steps_in(known)
         path, run_path = self.run.export_path, self.run.path
-        file = export_of(planned, self.toolchain, trial, path, run_path, by_batch)
-        what = f"its steps of training were slower than PyTorch's, {slower.step.speedup:.2f}x"
+        file = export_of(planned or self.planned, self.toolchain, trial, path, run_path, by_batch)
+        what = f"its steps of training were slower than PyTorch's, {raced.step.speedup:.2f}x"
         self.observer.on_stage(f"{what}: exporting it with PyTorch's own")
         exported = self.export(file, {})
         if not exported.check.is_accepted:
-            return slower, [f"{what}; with PyTorch's own it is rejected: {exported.check.reason}"]
+            return raced, [f"{what}; with PyTorch's own it is rejected: {exported.check.reason}"]
         return exported, [f"{what}; it takes PyTorch's own"]
 
     def together(self, tuned: Sequence[Tuned]) -> tuple[Finalist | None, list[str]]:
@@ -111,7 +115,7 @@ class Instead:
             races = exported.at_sizes.items()
             slower = {words for words, race in races if race.verdict == "slower"}
             lost = [one.words for one in tuned if one.words in slower and one.trial]
-            steps = [words for words, race in races if race.step and race.step.verdict == "slower"]
+            steps = [words for words, race in races if is_behind(race.step)]
             takes_steps = has_steps and "step" in file.ways
             if lost:
                 why = f"slower than PyTorch at {', '.join(lost)}, which are PyTorch's then"

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from tuner.by_batch import FEW_ROWS_WORDS, MOST
+from tuner.by_batch import FEW_ROWS_WORDS, MOST, WORST
 from tuner.errors import WorkerError
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
-from tuner.trial import Check, Finalist, Trial
+from tuner.trial import Check, Finalist, Interval, Trial
 from tuner.wording import one_line
 
 __all__ = [
-    "are_of_gradients", "blamed", "despite_kills", "ranked_trials", "remarks_on", "structure",
-    "why_nothing_correct",
+    "are_of_gradients", "blamed", "despite_kills", "is_behind", "ranked_trials", "remarks_on",
+    "structure", "why_nothing_correct",
 ]  # fmt: skip
 
 KILLED = describe_exit(-signal.SIGKILL)
@@ -50,6 +50,17 @@ def remarks_on(exported: Finalist) -> list[str]:
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks
+
+
+def is_behind(step: Interval | None) -> bool:
+    """Whether a step of training is slower, or seems to be, by more than nobody would see.
+
+    Steps are raced in two or three processes, whose interval nearly always holds 1: what is half
+    as fast in each of them is no difference by it.
+    """
+    if step is None or step.verdict == "faster":
+        return False
+    return step.verdict == "slower" or step.speedup < WORST
 
 
 def ranked_trials(trials: Sequence[Trial]) -> list[Trial]:

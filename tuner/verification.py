@@ -129,10 +129,8 @@ class Verification:
             notes += more
         else:
             self._accept(believed, entries, winner)
-            if exported.step is not None and exported.step.verdict == "slower":
-                exported, more = self.instead.without_steps(by_number[winner], exported)
-                notes += more
-            notes += remarks_on(exported)
+            exported, more = self.instead.without_slow_steps(by_number[winner], exported)
+            notes += [*more, *remarks_on(exported)]
         compiled = None
         if exported.check.is_accepted:
             path = self.run.export_path
