@@ -65,7 +65,7 @@ PROGRAM = """
 import json, os
 from pathlib import Path
 import psutil
-from tuner import session
+from tuner import defaults
 from tuner.cli import main
 from tuner.evaluate import process, runner, worker
 
@@ -88,7 +88,8 @@ def impatient(self, payload):
     runner.SCREEN_TIMEOUT_S = 1.0 if mode == "floods" else 600.0
     return screened(self, payload)
 
-session.SCREEN_TIMEOUT_S = 3.0  # of the defaults, before the search: one of them prints for ever
+assert defaults.SCREEN_TIMEOUT_S == runner.SCREEN_TIMEOUT_S
+defaults.SCREEN_TIMEOUT_S = 3.0  # before the search: one of them prints for ever
 process.available_bytes = left
 runner.Runner._screened = impatient
 worker.RESTART_WAITS_S = (0.1,)
