@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.calls import is_assertion
-from tuner.capture.graph import Graph, Node, Ref, Tensor, free_name, in_order, live
+from tuner.capture.graph import Graph, Node, Ref, Tensor, free_name, live
 from tuner.capture.index_space import ALIASES
-from tuner.capture.library import is_call
+from tuner.capture.keeping import divided, reduced
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.recurrent import is_recurrent
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Captured", "Joint", "joint_of", "of_weights"]
-
-PLACES = ("argmax", "argmin", "max_place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +259,11 @@ class _Step(Operators):
         if not set(gradient_of.values()) <= behind or behind & {*outputs, *updates.values()}:
             return None
         results = {*outputs, *updates.values()}
-        kept, needed = _divided(nodes, [*gradient_of.values()], results, self.copied)
+        wanted = [*gradient_of.values()]
+        kept, needed = divided(nodes, wanted, results, self.copied, set())
+        if set(kept) - results:  # beside which a few numbers more are no further memory
+            few = reduced(nodes, needed, behind, self.given)
+            kept, needed = divided(nodes, wanted, results, self.copied, few)
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
@@ -305,69 +307,6 @@ def _is_in_place(target: Any) -> bool:
 
 def _calls(recorded: Any) -> Iterator[Any]:
     return (node for node in recorded.graph.nodes if node.op == "call_function")
-
-
-def _divided(
-    nodes: Sequence[Node], wanted: Sequence[str], outputs: set[str], copied: set[str]
-) -> tuple[list[str], dict[str, Node]]:
-    """Return what is kept for the backward, and the nodes that it computes.
-
-    Whatever it reads of what is given, PyTorch keeps as well: who edits something else between
-    forward and backward is refused by neither. So a value is computed again where that needs
-    nothing more, and is kept where it does; of a view that was copied PyTorch keeps the copy.
-    """
-    by_name = {n.name: n for n in nodes}
-    # The record has all of forward first.
-    end = 1 + max(at for at, n in enumerate(nodes) if n.name in outputs)
-    while end < len(nodes) and nodes[end].op in PLACES:  # of a largest number that is returned
-        end += 1
-    backward = {n.name for n in nodes[end:]}
-    # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
-    views = {n.name: n.refs[:1] for n in nodes if n.op in ALIASES}
-    refs = [r for n in nodes[end:] for r in n.refs if r not in backward]
-    for name in copied & views.keys():
-        base = name
-        while base in views:
-            (base,) = views[base]
-        if base not in by_name:
-            views[name] = ()
-    read = {*in_order(refs, lambda name: views.get(name, ()))}
-
-    def again(name: str) -> tuple[set[str], set[str]] | None:
-        """What has to be computed and kept for a value of forward; None where it is kept."""
-        node = by_name.get(name)
-        if node is None:
-            return (set(), set()) if name in read else None
-        is_own = node.op not in ALIASES and node.kind != "create"
-        is_place = node.op in PLACES  # a nest reads those that lie in memory
-        if is_own and (is_call(node) or is_place or (name in outputs and name in read)):
-            return set(), {name}
-        computed, held = {name}, set()
-        for ref in node.refs:
-            found = again(ref)
-            if found is None:
-                return (set(), {name}) if name in read else None
-            computed |= found[0]
-            held |= found[1]
-        return computed, held
-
-    kept: dict[str, None] = {}
-    needed: dict[str, Node] = {}
-    left = list(wanted)
-    while left:
-        name = left.pop()
-        if name not in backward or name in needed:
-            continue
-        needed[name] = by_name[name]
-        for ref in by_name[name].refs:
-            if ref in backward:
-                left.append(ref)
-                continue
-            computed, held = again(ref) or (set(), {ref})
-            needed |= {n: by_name[n] for n in computed}
-            kept |= dict.fromkeys(held)
-    order = [n.name for n in nodes]
-    return sorted(kept, key=order.index), needed
 
 
 def _first(value: Any) -> str | None:

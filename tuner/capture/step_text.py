@@ -51,7 +51,7 @@ def planned(joint: Joint | None) -> StepPlan | None:
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
         forward = None if is_own else _cut(joint.forward)
-        gradients = stages_of(joint.gradients)
+        gradients = _cut(joint.gradients)
     except (NotOneNest, NothingToGenerate):
         return None
     nests = (*(forward.nests if forward else ()), *gradients.nests)
@@ -66,9 +66,10 @@ def planned(joint: Joint | None) -> StepPlan | None:
 
 
 def _cut(graph: Graph) -> Stages:
-    """Return the tasks of a forward that keeps something: of two cuts what moves fewer bytes.
+    """Return the tasks of a graph that no search cuts: of two cuts what moves fewer bytes.
 
-    Pointwise work before pooling is computed in its windows where that stores less.
+    Pointwise work before pooling, or that several nests read, is computed in each of them where
+    that stores less.
     """
     found = stages_of(graph)
     with suppress(NotOneNest):
