@@ -362,6 +362,54 @@ def test_gradients_of_a_weight_of_a_given_norm_are_of_kernels(tmp_path):
     assert taken.num_calls, "a step took the reference's way"
 
 
+BEFORE_ACTIVATIONS = {
+    "group norm": ("self.m = nn.GroupNorm(4, 16)", "self.m(x)"),
+    "batch norm": (
+        "self.c, self.m = nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16)",
+        "self.m(self.c(x))",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_ACTIVATIONS)
+def test_before_an_activation_a_norm_is_computed_again_from_a_few_numbers(name, tmp_path):
+    """PyTorch keeps all of what an activation reads, and lets the bias be edited meanwhile."""
+    init, normed = BEFORE_ACTIVATIONS[name]
+    forward, inputs = f"return nn.functional.silu({normed})", "torch.randn(7, 16, 24, 32)"
+    text = TEXT.format(init=init, names="x", forward=forward, inputs=inputs)
+    taken = Taken(tmp_path, "before", text)
+    if name == "batch norm":  # whose step is for the batch that was captured alone
+        assert_a_step_is_as_exact(taken)
+    else:
+        assert_gradients_are_as_exact(taken, "before")
+    calls = taken.num_calls
+    (given,) = taken.inputs(1, None)
+    found, kept = [], dict[str, list[int]]()
+    for model in (taken.mine, taken.own, taken.wide):
+        counts = kept.setdefault(type(model).__name__ + str(given.dtype), [])
+        x = given.to(torch.float64 if model is taken.wide else torch.float32, copy=True)
+        x.requires_grad_()
+
+        def pack(tensor: torch.Tensor, counts: list[int] = counts) -> torch.Tensor:
+            counts.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = model(x)
+        bias = model.m.bias
+        before = bias.detach().clone()
+        with torch.no_grad():
+            bias.add_(1.0)  # which PyTorch allows
+        found.append(torch.autograd.grad(y.sin().sum(), [x, *model.parameters()]))
+        with torch.no_grad():
+            bias.copy_(before)
+    for each in zip(*found, strict=True):
+        assert_as_exact(*([one] for one in each))
+    assert taken.num_calls == calls + 1
+    large = [count for count in kept["ModelNewtorch.float32"] if count >= given.numel()]
+    assert len(large) == normed.count("(")  # the input, and what a convolution made
+
+
 def test_what_is_kept_is_no_more_than_pytorch_keeps(tmp_path, gate):
     kept: list[torch.Tensor] = []
 

@@ -260,12 +260,14 @@ class _Step(Operators):
             return None
         results = {*outputs, *updates.values()}
         wanted = [*gradient_of.values()]
-        kept, needed = divided(nodes, wanted, results, self.copied, set())
+        kept, needed = divided(nodes, wanted, results, self.copied)
         if set(kept) - results:  # beside which a few numbers more are no further memory
             few = reduced(nodes, needed, behind, self.given)
-            kept, needed = divided(nodes, wanted, results, self.copied, few)
+            kept, needed = divided(nodes, wanted, results, self.copied, few, kept, self.given)
         if not needed:
             return None
+        nodes, kept, again = _with_copies(nodes, kept, needed, self.given)
+        by_name = {n.name: n for n in nodes}
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
         graph = replace(self.graph, constants=(), nodes=tuple(nodes))
         copies = {name: steps for name in kept if (steps := _from_given(name, graph))}
@@ -280,7 +282,7 @@ class _Step(Operators):
             replace(
                 graph,
                 inputs=(*graph.inputs, *saved, *grads),
-                nodes=tuple(n for n in nodes if n.name in needed),
+                nodes=again,
                 buffer_updates={},
                 outputs=tuple(dict.fromkeys(n for n in gradient_of.values() if n in by_name)),
             ),
@@ -288,6 +290,32 @@ class _Step(Operators):
             gradient_of,
             copies,
         )
+
+
+def _with_copies(
+    nodes: list[Node], kept: Sequence[str], needed: Mapping[str, Node], given: Mapping[str, Tensor]
+) -> tuple[list[Node], list[str], tuple[Node, ...]]:
+    """Return a record with a view of what is given and kept as a copy, and what is kept then.
+
+    And the nodes of the backward, which read the copy.
+    """
+    taken = {*given, *(n.name for n in nodes)}
+    names = {name: free_name(f"{name}_copy", taken) for name in kept if name in given}
+    views = [
+        Node(copy, "view", (Ref(name),), {}, given[name].shape, given[name].dtype)
+        for name, copy in names.items()
+    ]
+    again = tuple(
+        replace(
+            n,
+            args=tuple(
+                Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in n.args
+            ),
+        )
+        for n in nodes
+        if n.name in needed
+    )
+    return [*views, *nodes], [names.get(name, name) for name in kept], again
 
 
 def _from_given(name: str, graph: Graph) -> tuple[Node, ...]:

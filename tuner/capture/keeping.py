@@ -13,7 +13,8 @@ __all__ = ["divided", "reduced"]
 
 PLACES = ("argmax", "argmin", "max_place")
 WHOLE_FLOATS = ("float32", "float64")  # to keep a mean in 16 bits would round it once more
-FEW = 64  # times fewer numbers than were reduced
+FEW = 64  # times fewer numbers than were reduced, or are computed again
+LARGE = 2**13  # elements of a row, for which a copy of a few numbers is worth its launch
 
 
 def reduced(
@@ -39,15 +40,31 @@ def divided(
     wanted: Sequence[str],
     outputs: set[str],
     copied: set[str],
-    few: Container[str],
+    few: Container[str] = (),
+    before: Container[str] = (),
+    given: Mapping[str, Tensor] | None = None,
+    batch: int | None = None,
 ) -> tuple[list[str], dict[str, Node]]:
-    """Return what is kept for the backward, and the nodes that it computes; of `few` all is kept.
+    """Return what is kept for the backward, and the nodes that it computes.
 
     Whatever it reads of what is given, PyTorch keeps as well: who edits something else between
     forward and backward is refused by neither. So a value is computed again where that needs
     nothing more, and is kept where it does; of a view that was copied PyTorch keeps the copy.
+
+    Args:
+        nodes: of the record.
+        wanted: the gradients.
+        outputs: what forward returns, and new values of buffers.
+        copied: views that were copied.
+        few: what is kept at any rate, where it is read.
+        before: what is kept where none of these are.
+        given: what may be kept as a copy, for a large value to be computed again from that: a few
+            numbers, as a norm's bias, that PyTorch does not keep.
+        batch: the first size of values that have rows, of which one tells how large they are: a
+            step for any batch keeps the same at all.
     """
     by_name = {n.name: n for n in nodes}
+    small = {name: math.prod(tensor.shape) * FEW for name, tensor in (given or {}).items()}
     # The record has all of forward first.
     end = 1 + max(at for at, n in enumerate(nodes) if n.name in outputs)
     while end < len(nodes) and nodes[end].op in PLACES:  # of a largest number that is returned
@@ -64,11 +81,16 @@ def divided(
             views[name] = ()
     read = {*in_order(refs, lambda name: views.get(name, ()))}
 
-    def again(name: str) -> tuple[set[str], set[str]] | None:
-        """What has to be computed and kept for a value of forward; None where it is kept."""
+    def again(name: str, count: int) -> tuple[set[str], set[str]] | None:
+        """What has to be computed and kept for a value of forward; None where it is kept.
+
+        It is needed for one of so many elements.
+        """
         node = by_name.get(name)
         if node is None:
-            return (set(), set()) if name in read else None
+            is_copied = name in small and small[name] <= count >= LARGE
+            held = {name} if is_copied and name not in read else set()
+            return (set(), held) if name in read or is_copied else None
         if name in few:
             return set(), {name}
         is_own = node.op not in ALIASES and node.kind != "create"
@@ -77,7 +99,7 @@ def divided(
             return set(), {name}
         computed, held = {name}, set()
         for ref in node.refs:
-            found = again(ref)
+            found = again(ref, count)
             if found is None:
                 return (set(), {name}) if name in read else None
             computed |= found[0]
@@ -96,8 +118,12 @@ def divided(
             if ref in backward:
                 left.append(ref)
                 continue
-            computed, held = again(ref) or (set(), {ref})
+            shape = by_name[ref].shape if ref in by_name else (0,)
+            count = math.prod(shape[shape[:1] == (batch,) :])
+            computed, held = again(ref, count) or (set(), {ref})
+            if any(h not in small and h not in few and h not in before for h in held):
+                computed, held = again(ref, 0) or (set(), {ref})
             needed |= {n: by_name[n] for n in computed}
             kept |= dict.fromkeys(held)
-    order = [n.name for n in nodes]
+    order = [*small, *by_name]
     return sorted(kept, key=order.index), needed
