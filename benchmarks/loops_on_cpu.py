@@ -9,7 +9,6 @@ which kind of loop is slow, where a search is for how fast one module gets. Want
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deriving import derive_operator
+from tuner.evaluate.modules import imported
 from tuner.evaluate.steps import step_of
 from tuner.export.module import export_text
 from tuner.kernel.family import load_family
@@ -136,15 +136,6 @@ def timed(way: str, calls: Sequence[Callable[[], Any]]) -> dict[str, float]:
         f"{way}_ms": round(latency_ms, 3),
         f"{way}_speedup": round(baseline_ms / latency_ms, 3),
     }
-
-
-def imported(path: Path) -> Any:
-    """Return a file as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main(arguments: list[str]) -> None:
