@@ -478,7 +478,8 @@ def test_a_turn_in_which_other_programs_ran_is_repeated_but_not_for_ever(
 
 def test_torch_compile_is_compared_with_the_baseline_and_with_the_exported_file():
     processes = [[[30.0, 31.0, 29.0]] * 8, [[30.0] * 3] * 8], [[[10.0] * 3] * 8] * 2
-    found = compared_with_compiled("default", Race([*processes, [[[20.0] * 3] * 8] * 2]))
+    race = Race([*processes, [[[20.0] * 3] * 8] * 2], compiled=2)
+    found = compared_with_compiled("default", race, 1)
     assert (found.mode, found.latency_us, found.error) == ("default", 20.0, "")
     assert found.interval is not None and found.interval.speedup == pytest.approx(1.5)
     assert found.ours is not None and found.ours.speedup == pytest.approx(2.0)

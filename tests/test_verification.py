@@ -319,6 +319,32 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification)
     assert [e.trial for e in verification.run.checks()] == [1, 0]
 
 
+@pytest.mark.parametrize("mode", ["default", "no such mode"])
+def test_torch_compile_takes_part_in_the_race_of_files_where_it_can(verification, mode):
+    verification.rival._mode = mode
+    verification.rival.get_ready()
+    verification.files[0] = file = file_of(verification, 0, "...")
+    entries = {0: Finalist(0, Check(True, "float32"))}
+    verification._raced([0], entries)
+    entry = entries[0]
+    assert entry.interval is not None and entry.step is not None and entry.elsewhere is not None
+    # It is not raced again, and the file is not even looked at.
+    found = verification.rival.result(entry, file.path, verification.schedule)
+    if mode == "default":
+        assert found.interval.num_processes == found.ours.num_processes == 2
+        assert found.error == "" and found.latency_us > 0.0
+    else:
+        assert mode in found.error and found.interval is None and found.ours is None
+
+
+def test_a_file_that_an_earlier_session_raced_races_with_torch_compile(verification):
+    verification.rival._mode = "default"
+    file = file_of(verification, 0, "...")
+    entry = Finalist(0, Check(True, "float32"), race_key="of an earlier session")
+    found = verification.rival.result(entry, file.unverified_path, verification.schedule)
+    assert found.error == "" and found.ours.num_processes == 2
+
+
 class Begun(dict):
     """Checks on their way, which remembers whether the main thread began each."""
 

@@ -30,7 +30,7 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
 from tuner.ranking import blamed, despite_kills, ranked_trials, remarks_on, structure
-from tuner.rivals import beside_compiled
+from tuner.rivals import Rival
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
 from tuner.together import Tuned, raced_at
@@ -73,11 +73,13 @@ class Verification:
     beside: Sequence[Tuned] = ()  # sizes that were tuned for the same file, the smallest first
     batching: Batching = field(init=False)
     instead: Instead = field(init=False)
+    rival: Rival = field(init=False)
 
     def __post_init__(self) -> None:
         """Read what earlier sessions measured."""
         self.instead = Instead(self.planned, self.toolchain, self.run, self.observer, self.export)
         self.batching = Batching(self.run, self.writer, self.observer.on_stage)
+        self.rival = Rival(self.planned, self.observer)
 
     def result(self, trials: Sequence[Trial]) -> tuple[Result | None, list[Finalist]]:
         """Check and race the best trials' files; put the winner under its name.
@@ -90,6 +92,8 @@ class Verification:
         entries: dict[int, Finalist] = {}
         believed: dict[int, list[list[float]]] = {}
         Racer(self.planned.spec).get_ready([self._file(t).contender for t in ranked[:1]])
+        if self.checks_ahead:
+            self.rival.get_ready()
         rejected: list[Finalist] = []
         while not believed:
             chosen = self._checked(ranked, entries)
@@ -133,8 +137,7 @@ class Verification:
             notes += [*more, *remarks_on(exported)]
         compiled = None
         if exported.check.is_accepted:
-            path = self.run.export_path
-            compiled = beside_compiled(self.planned, path, self.schedule, self.observer)
+            compiled = self.rival.result(exported, self.run.export_path, self.schedule)
         outline, baseline_us = self.planned.outline, exported.baseline_us
         least_us = bound_of(self.planned, outline).bound_us if outline is not None else None
         result = Result(
@@ -352,6 +355,7 @@ class Verification:
             for lane, number in enumerate(chosen, 1):
                 entry = finalist(number, entries[number].check, race, lane)
                 self._record(files[number], entry, race_key, entries)
+                self.rival.keep(entries[number], race, lane)
             return
 
     def _record(
@@ -376,16 +380,14 @@ class Verification:
             done = round(100 * share)
             self.observer.on_progress(Progress("racing", done, 100, left_s))
 
+        def race_of(contenders: list[Contender]) -> Race:
+            return Racer(self.planned.spec).race(
+                contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
+                has_other_values=True, has_steps=True, on_round=on_round, until_s=self.deadline_s,
+            )  # fmt: skip
+
         on_round(0.0)  # the first round ends only once all processes are warm
-        race = Racer(self.planned.spec).race(
-            contenders,
-            num_processes=num_processes,
-            seconds=self.schedule.samples_s,
-            has_other_values=True,
-            has_steps=True,
-            on_round=on_round,
-            until_s=self.deadline_s,
-        )
+        race = self.rival.beside(contenders, race_of)
         if race.num_processes < num_processes:
             self._reduce(
                 f"{race.num_processes} of {num_processes} sets of processes: the time was up"

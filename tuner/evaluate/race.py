@@ -26,7 +26,8 @@ class Race:
     In a process memory ran out `num_shortages` times, also where nothing said so.
     `elsewhere` is the same race on the values that `elsewhere_on` names, and `steps` one of steps
     of training, forward and gradients, if they were asked for; `failure` says why there are none
-    of those. `falls_back` says whose timed call ran the reference's own operations.
+    of those. `falls_back` says whose timed call ran the reference's own operations. `compiled`
+    is the lane of the reference as torch.compile makes it, 0 where it is in none.
     """
 
     bursts: list[list[list[list[float]]]]
@@ -38,6 +39,7 @@ class Race:
     steps: Race | None = None
     failure: str = ""
     falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
+    compiled: int = 0
 
     def __getitem__(self, lane: int) -> list[list[float]]:
         return rounds_of(self.bursts[lane])
@@ -110,9 +112,10 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
     return with_figures(entry)
 
 
-def compared_with_compiled(mode: str, race: Race) -> Compiled:
-    """Summarise a race of the baseline, the exported file and torch.compile, in that order."""
-    baseline, own, compiled = race
+def compared_with_compiled(mode: str, race: Race, lane: int) -> Compiled:
+    """Summarise a race in which torch.compile is, as it is beside one contender's lane."""
+    own = race[lane]
+    baseline, compiled = race[0][: len(own)], race[race.compiled][: len(own)]
     return Compiled(
         mode,
         interval=speedup_of(baseline, compiled),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import compress
 from typing import Any
 
 from tuner.errors import TunerError, WorkerError
@@ -23,6 +24,7 @@ from tuner.evaluate.contender import (
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, too_fast
 from tuner.evaluate.race import Race
+from tuner.evaluate.raced_steps import race_steps
 from tuner.evaluate.second_clock import SecondClock
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.worker import Reply, Worker
@@ -43,8 +45,6 @@ MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slice
 DISTURBED_WAIT_S = 0.2
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, then
-SLOW_STEP_S = 0.2  # of training, of which few are timed,
-MOST_STEP_S = 4.0  # and none
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -67,6 +67,17 @@ class Racer:
         """Let imports be over before a race begins; does not wait."""
         get_ready(self._spec, contenders, "baseline")
 
+    def call_once(self, contender: Contender) -> None:
+        """Load one that is ours and call it once, in processes of its own.
+
+        Raises:
+            WorkerError: that failed.
+        """
+        with closing(self.sets([contender], 1, [1])) as sets:
+            for _, racers in sets:
+                self.give_timing_set(racers)
+                self._burst(racers[1], 1)
+
     def race(
         self,
         contenders: Sequence[Contender],
@@ -85,7 +96,8 @@ class Racer:
         What a contender's process tells of its times is compared with this process's clock, and
         with the physical floor; one output of calls that this process timed is judged, in a set
         of processes that nobody can foresee. Who is clearly slower than another contender in all
-        of the first sets, and was judged, is in no further one.
+        of the first sets, and was judged, is in no further one. What is ours (the reference as
+        torch.compile makes it) is in all of them, is not judged, and takes no steps of training.
 
         Args:
             contenders: all that are not ours must have been checked.
@@ -153,7 +165,8 @@ class Racer:
                 self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
                 for contender in active:
                     _raise_if(contender, self._files.edited(contender))
-                if number + 1 >= MIN_SETS and (behind := race.clearly_behind(lanes)):
+                theirs = [lane for lane in lanes if not contenders[lane - 1].is_ours]
+                if number + 1 >= MIN_SETS and (behind := race.clearly_behind(theirs)):
                     lanes[:] = [n for n in lanes if n not in behind or judged[n - 1] > number]
                 on_round((number + 1) / num_processes)
                 is_over = until_s is not None and time.monotonic() > until_s
@@ -205,8 +218,14 @@ class Racer:
             with self._turns.shared():
                 self._judge_kept(racers, active)
         if race.steps is not None and number < MIN_SETS:
+            takes_part = [True, *(not contender.is_ours for contender in active)]
             with self._turns.alone():
-                self._race_steps(race.steps, racers, lanes)
+                race_steps(
+                    self._calls,
+                    race.steps,
+                    list(compress(racers, takes_part)),
+                    list(compress((0, *lanes), takes_part)),
+                )
 
     def _check_clocks(
         self,
@@ -224,31 +243,6 @@ class Racer:
                 is_bound_here = "file" not in contender.load
                 refusal = self._clock.refusal(racers, reported_us, place, is_bound_here)
             _raise_if(contender, refusal)
-
-    def _race_steps(self, race: Race, racers: Sequence[Worker], lanes: Sequence[int]) -> None:
-        """Add a few turns of steps of training; none where the reference has no gradients."""
-        slowest_s = 0.0  # of a step with all that its timing takes, once the process knows it
-        for racer in racers:
-            for _ in range(2):
-                start_s = time.perf_counter()
-                samples = self._calls.steps(racer, 1)
-                if isinstance(samples, str):
-                    race.failure = samples
-                    return
-                took_s = samples[0] / 1e6
-                if took_s > MOST_STEP_S:
-                    race.failure = f"one takes {took_s:.0f} s: too long to be raced"
-                    return
-            slowest_s = max(slowest_s, time.perf_counter() - start_s)
-        num_samples = max(1, min(20, round(BURST_S / slowest_s)))
-        num_rounds = 2 * FEW_ROUNDS if slowest_s < SLOW_STEP_S else FEW_ROUNDS // 2
-        for lane in (0, *lanes):
-            race.bursts[lane].append([])
-        for number in range(num_rounds):
-            order = list(zip((0, *lanes), racers, strict=True))
-            for lane, racer in reversed(order) if number % 2 else order:
-                samples = self._calls.steps(racer, num_samples)
-                race.bursts[lane][-1].append([] if isinstance(samples, str) else samples)
 
     def sets(
         self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]
