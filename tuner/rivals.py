@@ -1,4 +1,4 @@
-"""torch.compile beside a session's files, where the config asks for that."""
+"""The reference as torch.compile makes it, in the races of a session's files."""
 
 from __future__ import annotations
 
