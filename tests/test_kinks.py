@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -58,6 +59,7 @@ KINKS = {
     "maximum": ("torch.maximum(z[:, :20], z[:, 20:])", lambda z: z[:, 0] - z[:, 20]),
     "mean of rows": ("F.leaky_relu(z, 0.1).mean(0)", lambda z: z[:, 0]),
 }
+FROZEN = (("freeze all",), ("freeze module",), ("freeze module",), ("thaw",))
 GRADIENTS = Probe("gradients", weights="initial", gradients="all", seed_weights=3)
 
 
@@ -201,6 +203,14 @@ def test_many_wrong_elements_are_no_chance(clamped):
         {"calls": 2, "inputs": "repeated", "accumulates": True, "gradients": "plain_inputs"},
         {"gradients": "plain_inputs"},
         {"holds_grads": True},
+        # Of a call whose parameters are frozen nothing has a gradient.
+        {
+            "calls": 4,
+            "before": FROZEN,
+            "inputs": "repeated",
+            "backward_at_once": True,
+            "gradients": "plain_inputs",
+        },
     ],
     ids=str,
 )
@@ -368,6 +378,35 @@ def test_which_of_two_equal_numbers_is_the_largest_is_no_chance(tmp_path):
     assert not result.is_accepted and "gradient of input 0" in result.reason
 
 
+def in_order(order):
+    """Return a softmax along axis 1 that adds up in an order."""
+
+    def softmax(x):
+        e = torch.exp(x - x.amax(1, keepdim=True))
+        total = sum(e[:, k] for k in order)
+        return e / total[:, None]
+
+    return softmax
+
+
+def test_what_is_equal_but_for_the_order_of_sums_may_be_either(tmp_path):
+    """Behind a softmax of few values, where two columns hold the same four in another order."""
+    four = "torch.softmax(x.clamp(-1.5, 1.5).view(-1, 4, 6), 1)"
+    problem = small_reference(tmp_path, f"F.max_pool1d({four}.flatten(1), 2)", "drawn()[0]")
+    probe = dataclasses.replace(GRADIENTS, distribution="few_values", seed_inputs=7)
+
+    class Ordered(problem.module.Model):
+        softmax = staticmethod(in_order((0, 2, 1, 3)))
+
+        def forward(self, x):
+            return F.max_pool1d(self.softmax(x.clamp(-1.5, 1.5).view(-1, 4, 6)).flatten(1), 2)
+
+    plain = judged(problem, Ordered, probe, has_replay=False)
+    assert "gradient of input 0" in plain.reason and not plain.is_accepted
+    result = judged(problem, Ordered, probe)
+    assert result.is_accepted and result.is_at_kinks, result.reason
+
+
 def test_a_replay_that_is_far_off_says_nothing(leaky, monkeypatch):
     """Else whatever a reference makes of noise were right."""
     monkeypatch.setattr("tuner.check.kinks.REACHES", (3e4,) * 4)
@@ -392,7 +431,7 @@ class Played:
     probe = GRADIENTS
 
     def __init__(self, turns):
-        self.turns = iter(turns)
+        self.turns = itertools.cycle(turns)
 
     def measured(self):
         return []

@@ -18,7 +18,7 @@ from tuner.check.probe import Probe
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["each_result", "is_noisy", "noise"]
+__all__ = ["UNUSUAL", "each_result", "is_noisy", "noise"]
 
 # Where softmaxes saturate, or deviations from a mean are small beside it.
 UNUSUAL = (

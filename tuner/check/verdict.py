@@ -27,7 +27,7 @@ from tuner.check.compare import (
     first_beyond,
     gradient_limits,
     limits_of,
-)
+)  # fmt: skip
 from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, offence, received
 from tuner.check.exercise import DRAWN, checksum_of
@@ -35,7 +35,7 @@ from tuner.check.expected import Expected
 from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
 from tuner.check.history import BEFORE_CALL
 from tuner.check.kinks import errors_at_kinks, note_at_kinks
-from tuner.check.noise import is_noisy
+from tuner.check.noise import UNUSUAL, is_noisy
 from tuner.check.own_work import note_of, notes_of
 from tuner.check.probe import Probe
 from tuner.check.tells import ROUNDING, TELLS
@@ -140,8 +140,7 @@ class _Compared:
     def judge_gradients(self) -> str:
         """Judge gradients, all of which must be there."""
         names = [name for name in self.expected.oracle if _is_gradient(name)]
-        detached = tuple(f"grad{k}." for k in self.answer.report.detached)
-        if detached and any(name.startswith(detached) for name in names):
+        if self._is_detached():
             return "the output is detached: it has no gradient, and nothing was raised"
         for name in names:
             if name not in self.errors:
@@ -149,6 +148,11 @@ class _Compared:
             if where := self._offence(name):
                 return where
         return ""
+
+    def _is_detached(self) -> bool:
+        """Whether an output has no gradient where one is expected."""
+        detached = tuple(f"grad{k}." for k in self.answer.report.detached)
+        return any(name.startswith(detached) for name in self.expected.oracle)
 
     def _offence(self, name: str) -> str:
         """Say where a tensor is beyond its limits; nothing where it is within them."""
@@ -159,7 +163,8 @@ class _Compared:
 
     def is_rare(self) -> bool:
         """Whether of outputs and buffers so few elements are beyond their limits as by chance."""
-        if not is_noisy(self.expected.probe):
+        probe = self.expected.probe
+        if not is_noisy(probe) and probe.distribution not in UNUSUAL:
             return False
         for name, error in self.errors.items():
             limits = self.limits[name]
@@ -177,7 +182,7 @@ class _Compared:
         With them, what was said where memory ran out.
         """
         expected, errors, limits = self.expected, self.errors, self.limits
-        is_whole = not limits.keys() - errors.keys() and not self.answer.report.detached
+        is_whole = not limits.keys() - errors.keys() and not self._is_detached()
         if not is_whole or any(error.num_misplaced for error in errors.values()):
             return {}, ""
         beyond = [name for name, error in errors.items() if not limits[name].accepts(error)]
@@ -246,12 +251,10 @@ def _result(
     What was raised says itself what is wrong, but where a shape is what the probe asks about.
     """
     probe = expected.probe
-    is_backward = expected.probe.gradients and "raised in gradients" in reason
-    said = _said(
-        probe, reason, has_hint=(_asks_shape(probe) or not has_raised) and not is_backward
-    )
-    if difference:
-        difference = f"{probe.name}: {difference}"
+    is_backward = probe.gradients and "raised in gradients" in reason
+    has_hint = (_asks_shape(probe) or not has_raised) and not is_backward
+    said = _said(probe, reason, has_hint=has_hint)
+    difference = difference and f"{probe.name}: {difference}"
     return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, not reason, said, difference=difference)
 
 
@@ -388,13 +391,10 @@ def merge(
     reason = ""
     if rejected:
         reason = rejected[0].reason
-        others = [result.probe for result in rejected[1:]]
-        if others:
+        if others := [result.probe for result in rejected[1:]]:
             shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
             reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
     differences = tuple(result.difference for result in results if result.difference)
-    return Check(
-        not rejected, accuracy.label, reason, tuple(results), is_thorough,
-        () if rejected else (*notes_of(results, fewest), *note_at_kinks(results)),
-        differences,
-    )  # fmt: skip
+    notes = () if rejected else (*notes_of(results, fewest), *note_at_kinks(results))
+    asked = tuple(results)
+    return Check(not rejected, accuracy.label, reason, asked, is_thorough, notes, differences)
