@@ -21,7 +21,7 @@ from tuner.review.report import parts_of
 from tuner.review.run_data import RunData
 from tuner.review.summary import Summary, format_summary, summary, summary_of
 from tuner.run import Run
-from tuner.trial import Compiled, Interval, to_json
+from tuner.trial import Compiled, Interval, ProbeResult, to_json
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +235,12 @@ def test_torch_compile_is_reported_where_it_was_raced(tmp_path):
     assert summary_of(facts).compiled == said and facts.compiled_us == 2700.0
     assert said in parts_of(facts, ["verdict"])["verdict"].replace("&#39;", "'")
     assert said[:50] in " ".join(format_summary(summary_of(facts)).split())
+    rounded = replace(known, answer=ProbeResult("after timing", 2e-4, 1e-3, 1e-7, 1e-6, False, ""))
+    facts = RunData.of(make_run(tmp_path, trials, replace(make_result(trials), compiled=rounded)))
+    assert summary_of(facts).compiled == said.replace(
+        "speed;",
+        "speed, with 2,000 times PyTorch's error, for which a file would be rejected;",
+    )
     failed = replace(make_result(trials), compiled=Compiled("default", error="no compiler"))
     reported = summary(make_run(tmp_path, trials, failed))
     assert reported.compiled == "torch.compile (default) could not be raced: no compiler"

@@ -15,7 +15,7 @@ from tuner.review.run_index import RunIndex
 from tuner.review.summary import Summary, format_summary, summary_of
 from tuner.review.workloads import caveat_of, least_of, tone_of, tone_words, workloads_of
 from tuner.run import Run
-from tuner.trial import Compiled, Interval, Result
+from tuner.trial import Compiled, Interval, ProbeResult, Result
 
 MADE = trials(20)
 
@@ -32,6 +32,9 @@ def ended(headline: float, **others: Interval | None) -> Result:
 
 def compiled(speedup: float) -> Compiled:
     return Compiled("default", around(speedup), around(1.2), latency_us=2000.0)
+
+
+ROUNDED = ProbeResult("after timing", 1e-4, 1e-3, 2e-7, 1e-6, False, "as in TF32")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,12 @@ def compiled(speedup: float) -> Compiled:
             replace(ended(1.5), compiled=compiled(1.9)),
             "caution",
             "torch.compile is faster: 1.900x",
+        ),
+        (
+            replace(ended(1.5), compiled=replace(compiled(1.9), answer=ROUNDED)),
+            "caution",
+            "torch.compile is faster: 1.900x, with 500 times PyTorch's error, for which a file "
+            "would be rejected",
         ),
         (replace(ended(1.9), compiled=compiled(1.5)), "good", ""),
     ],

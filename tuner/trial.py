@@ -1,8 +1,7 @@
 """The records that flow through a run, and their way to and from JSON.
 
-A `Candidate` is rendered, becomes a `Build`, is judged by a `Check`, timed into a
-`Measurement`; all of that is an `Outcome`, and with its number a `Trial`.
-Records are frozen; nothing here does work.
+A `Candidate` is rendered, becomes a `Build`, is judged by a `Check`, timed into a `Measurement`;
+all of that is an `Outcome`, and with its number a `Trial`. Records are frozen, and do no work.
 """
 
 from __future__ import annotations
@@ -339,8 +338,8 @@ class Finalist:
 class Compiled:
     """How `torch.compile` does beside the exported file, raced with it and with the baseline.
 
-    `mode` is its mode. `interval` is baseline / torch.compile, `ours` torch.compile / exported
-    file, of the same rounds; where it could not be raced they are None, and `error` says why.
+    `interval` is baseline / torch.compile, `ours` torch.compile / exported file, of the same
+    rounds; `answer` the verdict on one of its calls. Where all are None, `error` says why.
     """
 
     mode: str
@@ -348,6 +347,7 @@ class Compiled:
     ours: Interval | None = None
     latency_us: float | None = None
     error: str = ""
+    answer: ProbeResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

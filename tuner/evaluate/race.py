@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tuner.intervals import rounds_of, speedup_of, with_figures
 from tuner.problem.draws import ORDINARY
-from tuner.trial import Check, Compiled, Finalist
+from tuner.trial import Check, Compiled, Finalist, ProbeResult
 
 __all__ = ["Race", "compared_with_compiled", "finalist"]
 
@@ -27,7 +27,8 @@ class Race:
     `elsewhere` is the same race on the values that `elsewhere_on` names, and `steps` one of steps
     of training, forward and gradients, if they were asked for; `failure` says why there are none
     of those. `falls_back` says whose timed call ran the reference's own operations. `compiled`
-    is the lane of the reference as torch.compile makes it, 0 where it is in none.
+    is the lane of the reference as torch.compile makes it, 0 where it is in none, and `answer` the
+    verdict on one of its calls.
     """
 
     bursts: list[list[list[list[float]]]]
@@ -40,6 +41,7 @@ class Race:
     failure: str = ""
     falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
     compiled: int = 0
+    answer: ProbeResult | None = None
 
     def __getitem__(self, lane: int) -> list[list[float]]:
         return rounds_of(self.bursts[lane])
@@ -121,6 +123,7 @@ def compared_with_compiled(mode: str, race: Race, lane: int) -> Compiled:
         interval=speedup_of(baseline, compiled),
         ours=speedup_of(compiled, own),
         latency_us=statistics.median(value for process in compiled for value in process),
+        answer=race.answer,
     )
 
 

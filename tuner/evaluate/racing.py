@@ -97,7 +97,8 @@ class Racer:
         with the physical floor; one output of calls that this process timed is judged, in a set
         of processes that nobody can foresee. Who is clearly slower than another contender in all
         of the first sets, and was judged, is in no further one. What is ours (the reference as
-        torch.compile makes it) is in all of them, is not judged, and takes no steps of training.
+        torch.compile makes it) is in all of them, whatever it answers, and takes no steps of
+        training.
 
         Args:
             contenders: all that are not ours must have been checked.
@@ -199,6 +200,8 @@ class Racer:
             self._check_clocks(race, racers, lanes, active, asked_now)
         with self._turns.shared():
             for racer, contender, is_asked in zip(racers[1:], active, asked_now, strict=True):
+                if contender.is_ours and number == 0:
+                    race.answer = self._calls.answer(racers[0], racer, bool(self._lends))
                 if is_asked and not contender.is_ours:
                     refusal = self._calls.last_output(racers[0], racer, bool(self._lends))
                     _raise_if(contender, refusal)

@@ -85,13 +85,24 @@ class TimedCalls:
         def ask(draw: int) -> ProbeResult:
             if draw:
                 self.repeat(racer, 1)
-            answer = _asked_of(racer, "timed_output", {"lends": lends})
-            verdict = _judged(judge, "judge_timed", answer)
-            if isinstance(verdict, str):
-                return ProbeResult("after timing", nan, nan, nan, nan, False, verdict)
-            return from_json(ProbeResult, json.dumps(verdict.data["result"]))
+            return self._verdict(judge, racer, lends)
 
         return by_majority(ask).reason
+
+    def answer(self, judge: Worker, racer: Worker, lends: bool = False) -> ProbeResult:
+        """Ask for one more call, and return the verdict on its output, errors included.
+
+        `lends`: as for `last_output`.
+        """
+        self.repeat(racer, 1)
+        return self._verdict(judge, racer, lends)
+
+    def _verdict(self, judge: Worker, racer: Worker, lends: bool) -> ProbeResult:
+        answer = _asked_of(racer, "timed_output", {"lends": lends})
+        verdict = _judged(judge, "judge_timed", answer)
+        if isinstance(verdict, str):
+            return ProbeResult("after timing", nan, nan, nan, nan, False, verdict)
+        return from_json(ProbeResult, json.dumps(verdict.data["result"]))
 
     def is_own_path(self, baseline: Worker, racer: Worker) -> bool:
         """Whether a call of the contender runs the reference's own operations."""

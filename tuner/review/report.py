@@ -36,8 +36,9 @@ from tuner.review.gain import bytes_words, shape_words
 from tuner.review.run_data import RunData
 from tuner.review.sections import PARTS, shown
 from tuner.review.sources import code_styles, packed_sources
-from tuner.review.summary import Summary, error_ratio, summary_of, trial_words
+from tuner.review.summary import Summary, summary_of, trial_words
 from tuner.review.tables import Column, trial_columns
+from tuner.review.workloads import error_ratio
 from tuner.run import Run
 from tuner.storage import write_whole
 from tuner.trial import Status

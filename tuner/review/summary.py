@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,9 @@ from tuner.review.run_data import RunData
 from tuner.review.workloads import (
     Tone,
     Workload,
+    answer_words,
     caveat_of,
+    error_ratio,
     headline_of,
     tone_of,
     tone_words,
@@ -51,7 +52,6 @@ from tuner.wording import percent
 __all__ = [
     "Advice",
     "Summary",
-    "error_ratio",
     "format_summary",
     "summary",
     "summary_of",
@@ -288,13 +288,6 @@ def _error_words(probes: Sequence[ProbeResult]) -> str:
     )
 
 
-def error_ratio(probe: ProbeResult) -> float | None:
-    """Return a probe's error over the baseline's own; None if either is not a number."""
-    if not probe.baseline_rms_rel > 0 or not math.isfinite(probe.baseline_rms_rel):
-        return None
-    return probe.rms_rel / probe.baseline_rms_rel if math.isfinite(probe.rms_rel) else None
-
-
 def _compiled_words(compiled: Compiled | None) -> str:
     """Return how torch.compile did beside the exported file; empty where it was not asked for."""
     if compiled is None:
@@ -303,8 +296,9 @@ def _compiled_words(compiled: Compiled | None) -> str:
         return f"torch.compile ({compiled.mode}) could not be raced: {compiled.error}"
     return (
         f"torch.compile ({compiled.mode}) takes {us_words(compiled.latency_us)}, "
-        f"{ratio_words(compiled.interval.speedup)} PyTorch's speed; the exported file runs at "
-        f"{ratio_words(compiled.ours.speedup)} of that; {_interval_words(compiled.ours)}"
+        f"{ratio_words(compiled.interval.speedup)} PyTorch's speed{answer_words(compiled)}; the "
+        f"exported file runs at {ratio_words(compiled.ours.speedup)} of that; "
+        f"{_interval_words(compiled.ours)}"
     )
 
 

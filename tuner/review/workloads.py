@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.review.formatting import count_words, ratio_words
-from tuner.trial import SAME_SPEED, Finalist, Interval, Result
+from tuner.trial import SAME_SPEED, Compiled, Finalist, Interval, ProbeResult, Result
 
 __all__ = [
     "AS_GIVEN",
     "Tone",
     "Workload",
+    "answer_words",
     "caveat_of",
+    "error_ratio",
     "finalist_of",
     "headline_of",
     "least_of",
@@ -31,17 +33,22 @@ __all__ = [
 ]  # fmt: skip
 
 AS_GIVEN = "as given"
+FURTHER = 2.0  # times PyTorch's own error
 
 Tone = Literal["good", "caution", "even", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Speed over PyTorch in one situation; `is_ours` is False of torch.compile's own."""
+    """Speed over PyTorch in one situation; `is_ours` is False of torch.compile's own.
+
+    `note` is what must be known of it besides.
+    """
 
     name: str
     interval: Interval
     is_ours: bool = True
+    note: str = ""
 
     @property
     def words(self) -> str:
@@ -77,8 +84,29 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         if race.step is not None and race.step != finalist.step:
             found.append(Workload(f"in a step of training at {size}", race.step))
     if result.compiled is not None and result.compiled.interval is not None:
-        found.append(Workload("torch.compile", result.compiled.interval, is_ours=False))
+        name, note = "torch.compile", answer_words(result.compiled)
+        found.append(Workload(name, result.compiled.interval, is_ours=False, note=note))
     return tuple(found)
+
+
+def error_ratio(probe: ProbeResult) -> float | None:
+    """Return a probe's error over the baseline's own; None if either is not a number."""
+    if not probe.baseline_rms_rel > 0 or not math.isfinite(probe.baseline_rms_rel):
+        return None
+    return probe.rms_rel / probe.baseline_rms_rel if math.isfinite(probe.rms_rel) else None
+
+
+def answer_words(compiled: Compiled) -> str:
+    """Return how far off torch.compile is, where that is materially further than PyTorch."""
+    if compiled.answer is None:
+        return ""
+    ratio = error_ratio(compiled.answer) or 1.0
+    refused = "" if compiled.answer.is_accepted else ", for which a file would be rejected"
+    return (
+        f", with {ratio:,.0f} times PyTorch's error{refused}"
+        if refused or ratio >= FURTHER
+        else ""
+    )
 
 
 def headline_of(finalist: Finalist) -> tuple[Interval | None, str]:
@@ -105,7 +133,7 @@ def caveat_of(workloads: Sequence[Workload]) -> str:
     less = [w for w in others if w.is_ours and _is_below(w.interval, head.interval)]
     said = [w.words for w in sorted(less, key=lambda w: w.interval.speedup)]
     said += [
-        f"torch.compile is faster: {ratio_words(w.interval.speedup)}"
+        f"torch.compile is faster: {ratio_words(w.interval.speedup)}{w.note}"
         for w in others
         if not w.is_ours and _is_below(head.interval, w.interval)
     ]
