@@ -66,6 +66,19 @@ def compiled_of(entry: Mapping[str, Any]) -> float | None:
     return interval.get("speedup")
 
 
+def is_refused(entry: Mapping[str, Any]) -> bool:
+    """Whether a file that answered as torch.compile did would be rejected."""
+    answer = (entry.get("torch_compile") or {}).get("answer") or {}
+    return answer.get("is_accepted") is False
+
+
+def share_of(entry: Mapping[str, Any]) -> float:
+    """Return how fast the file is beside the better of eager and torch.compile, in its rounds."""
+    ours = (entry["torch_compile"].get("ours") or {}).get("speedup")
+    compiled, speedup = compiled_of(entry) or 1.0, speedup_of(entry) or 1.0
+    return ours if ours is not None and compiled >= 1.0 else speedup / max(compiled, 1.0)
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Return it; NaN of nothing."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
@@ -95,14 +108,16 @@ def lines_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
             )
     raced = {n: c for n in speedups if (c := compiled_of(own[n]))}
     if raced:
-        shares = {n: speedups[n] / max(c, 1.0) for n, c in raced.items()}
-        counts = [sum(share >= least for share in shares.values()) for least in (0.95, 0.97)]
+        shares = [share_of(own[n]) for n in raced]
+        counts = [sum(share >= least for share in shares) for least in (0.95, 0.97)]
         lines.append(
             f"  raced with torch.compile: {len(raced)}, ours"
             f" {geometric_mean([speedups[n] for n in raced]):.2f}x, torch.compile"
             f" {geometric_mean([*raced.values()]):.2f}x; {counts[0]} at 0.95 or more of the better"
             f" of it and eager, {counts[1]} at 0.97"
         )
+        if refused := [f"#{n}" for n in raced if is_refused(own[n])]:
+            lines.append(f"  torch.compile's answer would be rejected: {', '.join(refused)}")
     for what, which in (
         ("without a file", [n for n in own if n not in speedups]),
         ("not measured", [n for n in sorted(numbers) if n not in own]),
@@ -131,6 +146,7 @@ def table_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
             bounds = f" [{interval['low']:.2f}, {interval['high']:.2f}]"
         others = [(entry.get(what) or {}).get("speedup") for what in ("normal_inputs", "step")]
         reported = ["" if s is None else f"{s:.2f}x" for s in (*others, compiled_of(entry))]
+        reported[-1] += " (rejected)" if is_refused(entry) else ""
         device = entry["device"].removeprefix("NVIDIA ").split()[0]
         cells = [f"#{n}", f"{interval['speedup']:.2f}x{bounds}", *reported]
         lines.append(f"| {' | '.join([*cells, f'{device}, ' + entry['date']])} |")

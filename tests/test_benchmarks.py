@@ -148,7 +148,10 @@ def test_the_summary_of_the_suite_counts_by_group_what_is_known():
         ("level1", 23): {"kind": "faster", "interval": {"speedup": 4.0}},
         ("level1", 24): {
             "kind": "faster", "interval": {"speedup": 1.9},
-            "torch_compile": {"interval": {"speedup": 2.0}},
+            "torch_compile": {
+                "interval": {"speedup": 2.0}, "ours": {"speedup": 0.96},
+                "answer": {"is_accepted": False},
+            },
         },
         ("level1", 25): {"kind": "nothing to gain"},
         ("level1", 26): {"kind": "nothing to generate"},
@@ -159,6 +162,7 @@ def test_the_summary_of_the_suite_counts_by_group_what_is_known():
     assert "4 of 49 have a file or nothing to gain, 1 of them PyTorch's own call" in lines
     assert "geometric mean 1.66x, least 1.00x (#25)" in lines
     assert "1 at 0.95 or more of the better of it and eager, 0 at 0.97" in lines
+    assert "torch.compile's answer would be rejected: #24" in lines
     assert "without a file: #90" in lines and "not measured: #4, #5, #12" in lines
 
 
