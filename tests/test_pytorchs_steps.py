@@ -9,10 +9,14 @@ from command_line import tune
 from tuner.config.run_config import load_config
 from tuner.deriving import derive_config
 from tuner.evaluate.modules import module_of
+from tuner.instead import Instead
 from tuner.kernel.family import load_family
+from tuner.kernel.toolchain import Toolchain
+from tuner.observing import Observer
+from tuner.planning import plan
 from tuner.ranking import are_of_gradients
 from tuner.run import open_run
-from tuner.trial import Check
+from tuner.trial import Check, Finalist, Measurement, Outcome, Status, Trial
 
 GATE = """
 import torch, torch.nn as nn
@@ -69,8 +73,32 @@ def test_a_wrong_step_costs_the_step_and_not_the_file(tmp_path, effort):
     assert torch.allclose(x.grad, same.grad) and torch.allclose(model.w.grad, reference.w.grad)
 
 
+FORWARD = Check(False, "", "as given: output of call 1[0]: got 1, expected 2", ())
+BACKWARD_OF = Check(False, "", "gradients: gradient of w[0]: got 1, expected 2", ())
+
+
+def test_a_step_of_our_own_is_not_worth_a_forward_that_is_much_slower(tmp_path):
+    (tmp_path / "gate.py").write_text(GATE)
+    (tmp_path / "config.yaml").write_text("problem: {module: gate.py}\n")
+    planned = plan(load_config(derive_config(tmp_path / "config.yaml")))
+    instead = Instead(planned, Toolchain.find("cpu"), None, Observer(), None)
+    timed = [Measurement(us, 0.01, (us,), is_cold=True) for us in (10.0, 11.0, 20.0)]
+    first, near, far = (
+        Trial(n, "nest", {}, "", Outcome(Status.CORRECT, measurement=each))
+        for n, each in enumerate(timed)
+    )
+    entries = {0: Finalist(0, BACKWARD_OF), 1: Finalist(1, FORWARD)}
+    assert instead.worth_a_check([near, far], first, entries[0]) == [near]
+    assert instead.worth_a_check([near, far], first, entries[1]) == [near, far]
+    # One that is wrong forward is not asked again; the other one is, with PyTorch's steps.
+    assert instead.of_forward(entries) == {1: entries[1]}
+    stepless = instead.with_pytorchs_steps([*entries.values()])
+    assert stepless is not None and instead.with_pytorchs_steps([entries[1]]) is None
+    of_it = Instead(stepless, instead.toolchain, None, Observer(), None)
+    assert of_it.worth_a_check([near, far], first, entries[0]) == [near, far]
+
+
 def test_other_rejections_are_none_of_a_step():
-    forward = Check(False, "", "as given: output of call 1[0]: got 1, expected 2", ())
-    backward = Check(False, "", "gradients: gradient of w[0]: got 1, expected 2", ())
+    forward, backward = FORWARD, BACKWARD_OF
     assert are_of_gradients([backward, backward])
     assert not are_of_gradients([backward, forward]) and not are_of_gradients([])

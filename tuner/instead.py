@@ -6,7 +6,7 @@ its own are slower, and one file of several tuned sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.by_batch import NO_ROWS, without_steps_in
@@ -22,6 +22,8 @@ from tuner.trial import Finalist, Trial
 from tuner.wording import one_line
 
 __all__ = ["Instead"]
+
+NEARLY = 1.15  # times as long: a step's kernel may make up for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +61,38 @@ class Instead:
     def with_pytorchs_steps(self, rejected: Sequence[Finalist]) -> Planned | None:
         """Return the plan whose files leave steps of training to the reference.
 
-        None where they do already, or where not all were rejected for their gradients.
+        None where they do already, or where none was rejected for its gradients.
         """
-        planned = self.planned.with_pytorchs_steps
-        if planned is None or not are_of_gradients([entry.check for entry in rejected]):
+        planned, said = self.planned.with_pytorchs_steps, self.words_of(rejected)
+        if planned is None or not said:
             return None
-        self.observer.on_stage(f"{self.words_of(rejected[0])}: files with PyTorch's own are next")
+        self.observer.on_stage(f"{said[0]}: files with PyTorch's own are next")
         return planned
 
+    def worth_a_check(self, left: list[Trial], trial: Trial, rejected: Finalist) -> list[Trial]:
+        """Return whose files are checked behind a rejected one: not much slower ones for a step.
+
+        Where a gradient alone was wrong, its forward with PyTorch's steps is worth more.
+        """
+        has_choice = self.planned.with_pytorchs_steps is not None
+        if not has_choice or not are_of_gradients([rejected.check]):
+            return left
+        most_us = NEARLY * (trial.outcome.latency_us or 0.0)
+        return [other for other in left if (other.outcome.latency_us or 0.0) <= most_us]
+
     @staticmethod
-    def words_of(rejected: Finalist) -> str:
-        """Say why steps of training are PyTorch's."""
-        return (
-            f"steps of training of our own were rejected ({one_line(rejected.check.reason, 200)})"
-        )
+    def of_forward(entries: Mapping[int, Finalist]) -> dict[int, Finalist]:
+        """Return the entries whose files are rejected with PyTorch's steps as well."""
+        return {n: e for n, e in entries.items() if not are_of_gradients([e.check])}
+
+    @staticmethod
+    def words_of(rejected: Sequence[Finalist]) -> list[str]:
+        """Say why steps of training are PyTorch's; nothing where no gradient was wrong."""
+        reasons = [e.check.reason for e in rejected if are_of_gradients([e.check])]
+        return [
+            f"steps of training of our own were rejected ({one_line(reason, 200)})"
+            for reason in reasons[:1]
+        ]
 
     def without_slow_steps(self, trial: Trial, raced: Finalist) -> tuple[Finalist, list[str]]:
         """Export the winner with steps of training that are the reference's, where its are slower.

@@ -98,10 +98,10 @@ class Verification:
         while not believed:
             chosen = self._checked(ranked, entries)
             if not chosen:
-                rejected += entries.values()
+                rejected += (entry for entry in entries.values() if entry not in rejected)
                 if not self._leaves_steps(rejected):
                     return None, rejected
-                entries = {}
+                entries = self.instead.of_forward(entries)
                 continue
             self._raced(chosen, entries)
             believed = {
@@ -113,7 +113,7 @@ class Verification:
         most = max(len(rounds) for rounds in believed.values())
         ties = tie_set({n: rounds for n, rounds in believed.items() if len(rounds) == most})
         winner = ties[0]
-        notes = [*self.schedule.reductions, *map(self.instead.words_of, rejected[:1])]
+        notes = [*self.schedule.reductions, *self.instead.words_of(rejected)]
         exported = entries[winner]
         is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
         together = None
@@ -249,6 +249,7 @@ class Verification:
             else:
                 file.reject(entry)
                 rejected.add(structure(trial))
+                left = self.instead.worth_a_check(left, trial, entry)
         return accepted
 
     def _begin(self, left: Sequence[Trial], num: int) -> None:
