@@ -393,7 +393,7 @@ def test_what_is_equal_but_for_the_order_of_sums_may_be_either(tmp_path):
     """Behind a softmax of few values, where two columns hold the same four in another order."""
     four = "torch.softmax(x.clamp(-1.5, 1.5).view(-1, 4, 6), 1)"
     problem = small_reference(tmp_path, f"F.max_pool1d({four}.flatten(1), 2)", "drawn()[0]")
-    probe = dataclasses.replace(GRADIENTS, distribution="few_values", seed_inputs=7)
+    probe = dataclasses.replace(GRADIENTS, distribution="few_values", seed_inputs=8)
 
     class Ordered(problem.module.Model):
         softmax = staticmethod(in_order((0, 2, 1, 3)))
@@ -458,6 +458,59 @@ def test_one_kink_is_distinguished_from_replays_that_cross_two():
     assert not known_by(crossed, lambda a, b: a + 1e-3 * a.roll(1))
     assert not known_by(crossed, lambda a, b: 1e-3 * torch.ones_like(a))
     assert not known_by([(0, 0)] * 8, lambda a, b: a)
+
+
+def test_what_rounding_makes_is_no_kink_however_often_it_is_taken():
+    """A gate learned as one number: each replay's gradient is a multiple of the same pattern."""
+    rounded = [(1e-7 * turn, -1e-7 * turn) for turn in range(1, 9)]
+    assert not known_by(rounded, lambda a, b: 3.0 * a - 3.0 * b)
+    assert not known_by([(1, 0), (0, 1)] * 4, lambda a, b: 40.0 * a)  # nor is a kink, 40 times
+
+
+GATED = {
+    # What a backward hands on in place of the right gradient.
+    "another sign": "-3.0 * dy",
+    "nothing": "0.0 * dy",
+    "as without a gate": "dy",
+}
+
+
+@pytest.mark.parametrize("wrong", sorted(GATED))
+def test_a_wrong_multiple_of_a_pattern_stays_wrong(wrong, tmp_path):
+    problem = small_reference(tmp_path, "x * torch.sigmoid(self.bias[:1])", "drawn()[0]")
+
+    class Gated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, gate):
+            ctx.save_for_backward(x)
+            return x * gate
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            return eval(GATED[wrong]), (dy * x).sum().reshape(1)
+
+    class Wrong(problem.module.Model):
+        def forward(self, x):
+            return Gated.apply(x, torch.sigmoid(self.bias[:1]))
+
+    result = judged(problem, Wrong)
+    assert not result.is_accepted and "gradient of input 0" in result.reason
+
+
+def test_the_last_of_equal_numbers_is_wrong_in_a_few_columns_as_well(tmp_path):
+    some = "F.max_pool1d(torch.sigmoid(x[:, :2] * 0.3 + 0.1), 2)"
+    rest = ".repeat(1, 40).repeat(1, 2)"  # most elements have no kink
+    problem = small_reference(tmp_path, f"torch.cat([{some}, x[:, 2:]{rest}], 1)", "drawn()[0]")
+
+    class TheLast(problem.module.Model):
+        def forward(self, x):
+            y = torch.sigmoid(x[:, :2] * 0.3 + 0.1).flip(1)
+            return torch.cat([F.max_pool1d(y, 2), x[:, 2:].repeat(1, 80)], 1)
+
+    probe = dataclasses.replace(GRADIENTS, distribution="few_values")
+    result = judged(problem, TheLast, probe)
+    assert not result.is_accepted and "gradient of input 0" in result.reason
 
 
 def test_few_elements_are_not_enough_to_tell_what_replays_add_up_to():

@@ -158,6 +158,14 @@ def test_kernels_return_what_forward_does(name, tmp_path):
     for got, want in zip(*grads, strict=True):
         torch.testing.assert_close(got, want)
     assert taken.num_calls == before + 1
+    again = []  # gradients of gradients, which are the reference's own
+    for model in (taken.mine, taken.own):
+        leaf = x.clone().requires_grad_()
+        outputs = [y for y in tensors_of(model(leaf)) if y.requires_grad]
+        (grad,) = torch.autograd.grad(sum(y.sum() for y in outputs), leaf, create_graph=True)
+        again.append(torch.autograd.grad(grad.square().sum(), [leaf, model.w]))
+    for got, want in zip(*again, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_what_is_no_tensor_in_a_container_is_refused(tmp_path):

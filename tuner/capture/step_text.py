@@ -305,6 +305,19 @@ def is_packed():
     return top is not None and top(True) is not None
 
 
+def tensors_in(made):
+    # What a call of the reference returned, without its containers and without None in these.
+    import dataclasses
+
+    if made is None or isinstance(made, torch.Tensor):
+        return [] if made is None else [made]
+    if dataclasses.is_dataclass(made):
+        held = [getattr(made, field.name) for field in dataclasses.fields(made) if field.init]
+    else:
+        held = made.values() if isinstance(made, dict) else made
+    return [tensor for part in held for tensor in tensors_in(part)]
+
+
 def by_reference(ctx, given, grads):
     # Gradients that are themselves differentiated, through the reference's own operations.
     is_differentiated = torch.is_grad_enabled()
@@ -320,8 +333,8 @@ def by_reference(ctx, given, grads):
         with torch.enable_grad():
             with torch.autocast(kind, enabled=False):  # as the forward was
                 made = torch.func.functional_call(AsReference(ctx.module), lent, inputs)
-            made = made if isinstance(made, (tuple, list)) else (made,)
-            pairs = [(y, g) for y, g in zip(made, grads) if y.requires_grad and g is not None]
+            made = zip(tensors_in(made), grads)
+            pairs = [(y, g) for y, g in made if y.requires_grad and g is not None]
             pairs = [(y, grad.reshape(y.shape)) for y, grad in pairs]
             found = torch.autograd.grad(
                 [y for y, _ in pairs], wanted, [grad for _, grad in pairs],

@@ -66,6 +66,9 @@ MOST_SAID = 120  # characters
 # what they ask about. Behind a softmax, say, few are equal but for the order of sums.
 EXACT = ("few_values", "dyadic", "constant_columns")
 MOST_EXACT = 0.01  # of the elements that are judged
+NEAR_BITS = 12  # left out in each second replay: equal but for float64's own order of sums
+SPREADS = 0x1E3779B97F4A7C15  # odd: the golden ratio's digits, which spread bits upwards
+MOST_FACTOR = 2.0  # of one replay's jumps, where several add up: a kink is crossed or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,8 @@ class Replay:
         """Play it in float64 with each number of the forward moved, at random.
 
         A negative `reach` moves by the opposite. A number that float32 holds exactly stays: it is
-        a copy, a zero or the end of a range, which no rounding has made.
+        a copy, a zero or the end of a range, which no rounding has made. Of whole and half numbers
+        equal results are moved alike: which of them is the largest is no chance.
         """
         import torch
 
@@ -136,7 +140,10 @@ class Replay:
             if y.device not in generators:
                 generators[y.device] = torch.Generator(y.device).manual_seed(seed)
             size = _size_around(y)
-            by = torch.empty_like(y).uniform_(-1.0, 1.0, generator=generators[y.device])
+            if self.probe.distribution in EXACT:
+                by = _drawn_by_value(y, seed)
+            else:
+                by = torch.empty_like(y).uniform_(-1.0, 1.0, generator=generators[y.device])
             if abs(reach) in FAR_REACHES:
                 by.sign_()
             by.mul_((size * result.relative).clamp_(max=result.error) * reach)
@@ -258,7 +265,7 @@ def _errors_at_kinks(
     del low, high
     fitted = _fitted(got, oracle, jumps, limits)
     found = {n: compare(got[n], t, unjudged.get(n), accuracy) for n, t in fitted.items()}
-    is_right = all(limits[name].accepts(error) for name, error in found.items())
+    is_right = len(found) == len(got) and all(limits[n].accepts(e) for n, e in found.items())
     return found if is_right else {}
 
 
@@ -310,7 +317,8 @@ def _fitted(
     In front of several layers each kink changes all of a gradient, and a replay may cross two of
     them where the answer crossed one: then it is no nearer to the answer, but the difference of
     two replays is. One factor for each replay must do for all gradients at once, so that few
-    elements are not enough to tell.
+    elements are not enough to tell. What differs by as much as rounding makes is no jump: a large
+    multiple of it would be any gradient of the same pattern.
     """
     import torch
 
@@ -320,10 +328,14 @@ def _fitted(
     sums: Any = 0.0
     for name, each in jumps.items():
         off = (got[name].double() - oracle[name]).reshape(-1)
+        for jump in each:
+            jump.masked_fill_(jump.abs() <= JUMP * limits[name].max_abs, 0.0)
         lines = torch.stack([*each, off]).div_(limits[name].max_abs).nan_to_num_(0.0, 0.0, 0.0)
         sums = sums + lines @ lines.t()
         del lines
     factors = torch.linalg.pinv(sums[:-1, :-1], hermitian=True, rtol=SAME) @ sums[:-1, -1]
+    if not float(factors.abs().max()) <= MOST_FACTOR:
+        return {}
     return {
         name: oracle[name] + sum(f * t for f, t in zip(factors, each, strict=True)).view_as(
             oracle[name]
@@ -337,6 +349,17 @@ def _places(y: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.arange(0, y.numel(), (y.numel() // SAMPLED) | 1, device=y.device)
+
+
+def _drawn_by_value(y: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return numbers within +-1 as if drawn, equal ones where float64 holds equal ones."""
+    import torch
+
+    drawn = y.double().contiguous().view(torch.int64) >> (NEAR_BITS * (seed % 2))
+    for _ in range(2):  # products wrap around
+        drawn = (drawn + seed) * SPREADS
+        drawn = drawn ^ (drawn >> 29)
+    return (drawn * SPREADS).to(y.dtype) / 2.0**63
 
 
 def _rms(errors: torch.Tensor) -> float:
