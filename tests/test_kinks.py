@@ -477,7 +477,7 @@ GATED = {
 
 @pytest.mark.parametrize("wrong", sorted(GATED))
 def test_a_wrong_multiple_of_a_pattern_stays_wrong(wrong, tmp_path):
-    problem = small_reference(tmp_path, "x * torch.sigmoid(self.bias[:1])", "drawn()[0]")
+    problem = small_reference(tmp_path, "x * torch.sigmoid(self.bias[1:2])", "drawn()[0]")
 
     class Gated(torch.autograd.Function):
         @staticmethod
@@ -492,21 +492,22 @@ def test_a_wrong_multiple_of_a_pattern_stays_wrong(wrong, tmp_path):
 
     class Wrong(problem.module.Model):
         def forward(self, x):
-            return Gated.apply(x, torch.sigmoid(self.bias[:1]))
+            return Gated.apply(x, torch.sigmoid(self.bias[1:2]))
 
     result = judged(problem, Wrong)
     assert not result.is_accepted and "gradient of input 0" in result.reason
 
 
-def test_the_last_of_equal_numbers_is_wrong_in_a_few_columns_as_well(tmp_path):
-    some = "F.max_pool1d(torch.sigmoid(x[:, :2] * 0.3 + 0.1), 2)"
-    rest = ".repeat(1, 40).repeat(1, 2)"  # most elements have no kink
-    problem = small_reference(tmp_path, f"torch.cat([{some}, x[:, 2:]{rest}], 1)", "drawn()[0]")
+def test_the_last_of_equal_numbers_is_wrong_in_a_few_rows_as_well(tmp_path):
+    some = "F.max_pool1d(torch.sigmoid(x[:64, :2] * 0.3 + 0.1), 2)"
+    rest = "0.5 * x[64:].flatten()"  # most elements have no kink
+    result = f"torch.cat([{some}.flatten(), {rest}])"
+    problem = small_reference(tmp_path, result, "drawn()[0].repeat(40, 1)")
 
     class TheLast(problem.module.Model):
         def forward(self, x):
-            y = torch.sigmoid(x[:, :2] * 0.3 + 0.1).flip(1)
-            return torch.cat([F.max_pool1d(y, 2), x[:, 2:].repeat(1, 80)], 1)
+            y = torch.sigmoid(x[:64, :2] * 0.3 + 0.1).flip(1)
+            return torch.cat([F.max_pool1d(y, 2).flatten(), 0.5 * x[64:].flatten()])
 
     probe = dataclasses.replace(GRADIENTS, distribution="few_values")
     result = judged(problem, TheLast, probe)

@@ -141,12 +141,12 @@ class Replay:
                 generators[y.device] = torch.Generator(y.device).manual_seed(seed)
             size = _size_around(y)
             if self.probe.distribution in EXACT:
-                by = _drawn_by_value(y, seed)
+                by = _drawn_by_value(y, seed).mul_(result.error * reach)
             else:
                 by = torch.empty_like(y).uniform_(-1.0, 1.0, generator=generators[y.device])
-            if abs(reach) in FAR_REACHES:
-                by.sign_()
-            by.mul_((size * result.relative).clamp_(max=result.error) * reach)
+                if abs(reach) in FAR_REACHES:
+                    by.sign_()
+                by.mul_((size * result.relative).clamp_(max=result.error) * reach)
             is_held = y.to(result.dtype).to(y.dtype) == y
             is_held &= (y == 0) | (y.abs() > LEFT * size)
             y.add_(by.masked_fill_(is_held, 0.0))
