@@ -49,7 +49,8 @@ def end(worker: Worker) -> None:
     assert worker._child is not None and worker._child.has_exited(10.0)
 
 
-def test_the_judges_end_is_an_error_of_the_machine_that_says_how_it_ended(task):
+def test_the_judges_end_is_an_error_of_the_machine_that_says_how_it_ended(task, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "1")
     with Verifier(task, seed=3) as verifier:
 
         def end_the_judge(answered) -> None:
