@@ -161,8 +161,8 @@ _LONG = (
 def _brief() -> dict[str, int]:
     """Return how many cases of a test are enough, by `file::test`, from brief.txt."""
     lines = Path(__file__).with_name("brief.txt").read_text(encoding="utf-8").splitlines()
-    pairs = (line.split() for line in lines if line and not line.startswith("#"))
-    return {name: int(count) for name, count in pairs}
+    left = (line.split() for line in lines if line and not line.startswith("#"))
+    return {name: int(count) for name, count, *_ in left}
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
