@@ -26,8 +26,8 @@ __all__ = [
 def no_rest() -> None:
     """Let races go on on a machine that is never quiet, and be short: no test asks who wins."""
     racing.BURST_S = 0.01
-    racing.MIN_ROUNDS = racing.FEW_ROUNDS = 3
-    racing.MOST_WARM_UP_S = 0.0  # two turns of each, as many as there are at least
+    racing.MIN_ROUNDS = 4
+    racing.MOST_WARM_UP_S = 0.05
     raced_steps.BURST_S = 0.01
     raced_steps.NUM_ROUNDS = 2
     racing.MOST_PREEMPTED_PER_S = math.inf
