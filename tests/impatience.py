@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from tuner import verification
-from tuner.evaluate import evaluator, racing, runner, verifier
+from tuner.evaluate import evaluator, raced_steps, racing, runner, verifier
 
-NAMED = {"own work, training"}  # asked among few probes, too
+NAMED = "own work, training"  # asked among few probes, too
 __all__ = [
     "few_probes", "held_at_a_trial", "main", "no_rest", "soon_a_hang",
 ]  # fmt: skip
@@ -28,16 +28,23 @@ def no_rest() -> None:
     racing.BURST_S = 0.01
     racing.MIN_ROUNDS = 4
     racing.MOST_WARM_UP_S = 0.05
+    raced_steps.BURST_S = 0.01
+    raced_steps.NUM_ROUNDS = 2
     racing.MOST_PREEMPTED_PER_S = math.inf
     whole = racing.Racer.race
-    racing.Racer.race = lambda self, contenders, *, seconds, **more: whole(
-        self, contenders, seconds=min(seconds, 0.02), **more
+    racing.Racer.race = lambda self, contenders, *, num_processes, seconds, **more: whole(
+        self,
+        contenders,
+        num_processes=min(num_processes, 2),  # the least that an interval needs
+        seconds=min(seconds, 0.02),
+        **more,
     )
 
 
 def few_probes() -> None:
     """Ask a fifth of the probes where FEW_PROBES is set: by tests of what is around a check.
 
+    Its value may be what names of probes begin with that are asked too, between semicolons.
     Where UNPROFILED is, the winner's call is not looked at kernel by kernel.
     """
     every = verifier.thorough_probes
@@ -47,8 +54,11 @@ def few_probes() -> None:
         if "FEW_PROBES" not in os.environ:
             return probes
         first, more = probes[:15], probes[15:]
-        named = [probe for probe in more if probe.name in NAMED and probe not in more[::6]]
-        return [*first, *more[::6], *named]
+        named = (NAMED, *os.environ["FEW_PROBES"].split(";"))
+        return [
+            *first,
+            *(p for n, p in enumerate(more) if n % 6 == 0 or p.name.startswith(named)),
+        ]
 
     verifier.thorough_probes = few
     looked_at = verification.profile_into

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -136,8 +137,15 @@ def test_a_problem_that_takes_too_long_is_ended_and_goes_on_when_asked_again(tmp
     path = tmp_path / "one.yaml"
     path.write_text(config_text(family, space=space, search=search))
     problem, runs = Problem("one", path), tmp_path / "runs"
-    campaign = Campaign([problem], runs, limit_s=20.0)
-    late = campaign.work()["one"]
+    campaign = Campaign([problem], runs, limit_s=240.0)
+
+    def be_over_once_begun() -> None:
+        wait_for(lambda: any(runs.glob("*/trials.jsonl")))
+        campaign.limit_s = 0.0
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(be_over_once_begun)
+        late = campaign.work()["one"]
     assert late.status == "no file in time" and late.run is not None
     reported: list[str] = []
     campaign = Campaign([problem], runs, limit_s=0.1, on_change=reported.append)

@@ -99,7 +99,8 @@ def test_the_process_that_cheats_is_rejected_and_named(name, verifier, monkeypat
     assert check.reason.startswith(REJECTED[name]), check.reason
 
 
-def test_two_pairs_of_processes_reject_what_one_does(tmp_path, verifier):
+def test_two_pairs_of_processes_reject_what_one_does(tmp_path, verifier, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "1")
     with Verifier(task_of(tmp_path), seed=SEED, timeout_s=60.0, num_pairs=2) as wide:
         for name in ("crashes", "rewrites_the_judge", "forks"):
             check = wide.check(cheat(name))
@@ -169,7 +170,8 @@ def test_bytecode_of_another_text_beside_a_file_is_not_what_runs(tmp_path, monke
     assert imported(path).reported == "the text" and kept.read_bytes() == before
 
 
-def test_what_pytorchs_compiler_replaces_is_no_cheat(verifier, tmp_path):
+def test_what_pytorchs_compiler_replaces_is_no_cheat(verifier, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "1")
     path = tmp_path / "compiled_inside.py"
     text = (CHEATS / "holds_the_reference.py").read_text()
     text = (

@@ -556,7 +556,7 @@ VERIFIED: dict[str, tuple[Case, int, list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def verified(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def verified(tmp_path_factory: pytest.TempPathFactory, few: None) -> Answers:
     return Answers(VERIFIED, tmp_path_factory.mktemp("verified"))
 
 

@@ -252,7 +252,11 @@ def checked(candidate: Candidate, builder: Builder, verifier: Verifier) -> Check
     return verifier.check(contender)
 
 
-def test_a_kernel_for_eval_mode_is_checked_where_it_is_used(planned, builder, verifier):
+def test_a_kernel_for_eval_mode_is_checked_where_it_is_used(
+    planned, builder, verifier, monkeypatch
+):
+    few = "very many rows;many rows, one of NaN;NaN row;Inf elements;eval mode"
+    monkeypatch.setenv("FEW_PROBES", few)
     right, wrong = "s * bias[j] - mean[j]", "s * bias[j] + mean[j]"
     candidate = planned.example()
     assert candidate.source.count(right) == 1

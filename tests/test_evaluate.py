@@ -398,7 +398,10 @@ def contender(planned: Planned, builder: Builder, **params: object) -> Contender
     return Contender.of_candidate(candidate, build, planned.family.model_new, builder.environment)
 
 
-def test_a_right_candidate_passes_every_probe_then_races(verifier, planned, builder, tmp_path):
+def test_a_right_candidate_passes_every_probe_then_races(
+    verifier, planned, builder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FEW_PROBES", "1")
     subject = contender(planned, builder)
     reported = []
     check = verifier.check(subject, reported.append)
@@ -517,7 +520,8 @@ def test_a_bad_candidate_is_rejected_by_the_first_probe(verifier, planned, build
     assert entry.interval is None and reason in entry.error
 
 
-def test_a_file_is_checked_like_a_candidate(verifier, tmp_path):
+def test_a_file_is_checked_like_a_candidate(verifier, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "called twice")
     good = tmp_path / "good.py"
     good.write_text(MODULE + "    def forward(self, x):\n        return x + x\n")
     check = verifier.check(Contender.of_file(good, is_deterministic=True))

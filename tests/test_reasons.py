@@ -49,7 +49,8 @@ def end(worker: Worker) -> None:
     assert worker._child is not None and worker._child.has_exited(10.0)
 
 
-def test_the_judges_end_is_an_error_of_the_machine_that_says_how_it_ended(task):
+def test_the_judges_end_is_an_error_of_the_machine_that_says_how_it_ended(task, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "1")
     with Verifier(task, seed=3) as verifier:
 
         def end_the_judge(answered) -> None:
@@ -178,7 +179,8 @@ def get_init_inputs():
 """
 
 
-def test_what_the_judge_has_no_memory_for_is_asked_with_fewer_rows(tmp_path):
+def test_what_the_judge_has_no_memory_for_is_asked_with_fewer_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "whole tiles")
     reference, sated = tmp_path / "reference.py", tmp_path / "sated.py"
     reference.write_text(HUNGRY)
     of_no_memory = "            torch.empty(2**60, dtype=torch.int8)\n"
@@ -238,7 +240,8 @@ def test_one_or_two_calls_without_rows_are_asked_as_they_are_or_not_at_all():
     assert fewer.notes([Probe("one call")]) == []
 
 
-def test_a_check_goes_on_where_memory_runs_out_for_long_histories(tmp_path):
+def test_a_check_goes_on_where_memory_runs_out_for_long_histories(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "a life")
     reference, own = tmp_path / "reference.py", tmp_path / "own.py"
     reference.write_text(SQUARE)
     own.write_text(SQUARE.replace("class Model(", "class ModelNew(").replace("> 6", "> 60"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -573,7 +574,10 @@ def names(results: Sequence[ProbeResult]) -> list[str]:
     return [result.probe for result in results]
 
 
-def test_each_kernel_is_asked_on_few_rows_and_at_borders_and_tuned_sizes(verifier, tmp_path):
+def test_each_kernel_is_asked_on_few_rows_and_at_borders_and_tuned_sizes(
+    verifier, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FEW_PROBES", "batch 2;kernels at ")
     right = checked(verifier, tmp_path, "False")
     assert right.is_accepted, right.reason
     asked = names(right.probes)
@@ -592,7 +596,10 @@ def test_each_kernel_is_asked_on_few_rows_and_at_borders_and_tuned_sizes(verifie
         ("rows == 100", "kernels at 100 rows"),
     ],
 )
-def test_a_kernel_that_is_wrong_anywhere_is_rejected(verifier, tmp_path, wrong, where):
+def test_a_kernel_that_is_wrong_anywhere_is_rejected(
+    verifier, tmp_path, wrong, where, monkeypatch
+):
+    monkeypatch.setenv("FEW_PROBES", "batch 2;kernels at ")
     check = checked(verifier, tmp_path, wrong)
     assert not check.is_accepted
     assert check.probes[-1].probe.endswith(where) or where.startswith("kernels")
@@ -628,8 +635,9 @@ class Stopping(Observer):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> list[Run]:
+def runs(tmp_path_factory, few) -> list[Run]:
     """The runs of two sizes: stopped in the first, which is resumed and goes on to the next."""
+    os.environ["FEW_PROBES"] = "kernels at "
     folder = tmp_path_factory.mktemp("runs")
     (folder / "gate.py").write_text(GATE)
     (folder / "config.yaml").write_text(CONFIG)
