@@ -27,7 +27,7 @@ from tuner.check.compare import (
     first_beyond,
     gradient_limits,
     limits_of,
-)  # fmt: skip
+)
 from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, offence, received
 from tuner.check.exercise import DRAWN, checksum_of
