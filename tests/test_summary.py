@@ -196,7 +196,7 @@ def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
     texts = [advice.text for advice in summary(run).warnings]
     assert all(advice.remedy for advice in summary(run).warnings)
     for part in (
-        "the winner's times scatter by 2 %, more than the 0.5 % asked for",
+        "the winner's times scatter by 2 %, more than the 0.5 % of measure.max_noise",
         "the baseline's times scatter by 1 %",
         "slowed its clock during 1 of 15",
         "the baseline drifted between 3.01 ms and 3.30 ms",

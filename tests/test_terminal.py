@@ -18,8 +18,8 @@ from tiny_operator import NAME, config_text, write_family
 from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run
-from tuner.trial import Measurement
-from tuner.views import Screen
+from tuner.trial import Check, Finalist, Interval, Measurement
+from tuner.views import Plain, Screen
 
 
 def drawn(screen: Screen) -> list[str]:
@@ -78,6 +78,25 @@ def test_the_live_view_says_what_is_left_to_gain_until_it_is_known_better(tmp_pa
         drawn(screen)[-1] == "remaining 0.2 % estimated; chance that the best is within 2 %: 95 %"
     )
     assert len(drawn(screen)) <= 20
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ((2.0, 1.9, 2.1), "2.000x [1.900, 2.100]: faster"),
+        ((1.01, 0.98, 1.04), "1.010x [0.980, 1.040]: no difference"),
+        (
+            (2.9, 0.1, 99.0),
+            "2.900x [0.100, 99.000]: not distinguished from PyTorch, its processes",
+        ),
+    ],
+)
+def test_a_race_that_tells_nothing_is_not_called_equal(interval, said):
+    out = io.StringIO()
+    found = Interval(*interval, 0.95, 3)
+    entry = Finalist(7, Check(True, "float32"), interval=found, latency_us=12.0)
+    Plain(Console(file=out, width=200)).on_finalist(entry)
+    assert said in out.getvalue()
 
 
 def test_a_dry_run_gives_its_counts_as_json_alone(tmp_path):

@@ -92,7 +92,7 @@ def _advice_on_screening(run_data: RunData) -> list[Advice]:
 def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
     return Advice(
         f"{whose} times scatter by {percent_words(noise)}, "
-        f"more than the {percent_words(limit)} asked for",
+        f"more than the {percent_words(limit)} of measure.max_noise",
         "end other programs, or give measure.finalists more time",
     )
 
