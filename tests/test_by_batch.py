@@ -546,8 +546,6 @@ def checked(verifier: Verifier, folder: Path, text: str) -> Check:
 def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(
     verifier, tmp_path, monkeypatch
 ):
-    # A fifth of the probes tell, of which some are asked by kernels where there are any.
-    monkeypatch.setenv("FEW_PROBES", "batch 2")
     check = checked(verifier, tmp_path, LEAVES_FEW)
     assert not check.is_accepted
     assert check.probes[-1].probe.endswith(", by kernels")
@@ -561,13 +559,18 @@ def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(
     again = [name for name in names(honest) if name.endswith(", by kernels")]
     assert names(honest)[:everything] == own and len(names(honest)) == everything + len(again)
     assert "batch 2, by kernels" in again and "as given, by kernels" not in again
-    # What is never taken has no kernels, and what is no pair of numbers says nothing.
+    # What is never taken has no kernels, and what is no pair of numbers says nothing. A fifth of
+    # the probes tell, of which some are asked by kernels where there are any.
+    monkeypatch.setenv("FEW_PROBES", "1")
+    few = names(checked(verifier, tmp_path, right))
+    asked = [name for name in few if not name.endswith(", by kernels")]
+    assert 0 < len(asked) < len(few) and len(asked) < len(own)
     for said in ('{"call": (2**63 - 1, 0)}', '{"call": "few", "step": (1, 2.0)}', "[3]", "None"):
         reported = re.sub(r"_FUSED_ROWS = .*", f"_FUSED_ROWS = {said}", right, count=1)
         reported = reported.replace(
             '_FUSED_ROWS is None or len(x) >= _FUSED_ROWS["call"][0]', "False"
         )
-        assert names(checked(verifier, tmp_path, reported)) == own
+        assert names(checked(verifier, tmp_path, reported)) == asked
 
 
 SIGMOID_GATE = """import torch
@@ -593,10 +596,7 @@ class ModelNew(Model):
 """
 
 
-def test_what_few_rows_explain_is_all_that_a_check_notes_of_the_references_operations(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("FEW_PROBES", "own work, ")
+def test_what_few_rows_explain_is_all_that_a_check_notes_of_the_references_operations(tmp_path):
     reference, file = tmp_path / "reference.py", tmp_path / "file.py"
     reference.write_text(SIGMOID_GATE)
     file.write_text(SIGMOID_GATE + SIGMOID_GATE_FROM_512)
@@ -619,10 +619,7 @@ def test_a_file_that_leaves_the_timed_size_to_the_reference_is_no_difference(tmp
     assert entry.falls_back and entry.verdict != "faster"
 
 
-def test_a_file_that_ends_before_its_kernels_are_asked_is_rejected(
-    verifier, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("FEW_PROBES", "1")
+def test_a_file_that_ends_before_its_kernels_are_asked_is_rejected(verifier, tmp_path):
     ends = LEAVES_FEW.replace(
         "_FUSED_ROWS = {", "import os\n\nclass Rows(dict):\n    ...\n\n_FUSED_ROWS = {"
     ).replace("takes = _FUSED_ROWS is None", "takes = _FUSED_ROWS is None and os._exit(0)")

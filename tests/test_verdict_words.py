@@ -219,11 +219,10 @@ def without_memory(folder: Path, when: str) -> Contender:
     return Contender.of_file(path, is_deterministic=True)
 
 
-def test_what_found_no_memory_once_is_asked_again(task, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEW_PROBES", "1")
+def test_what_found_no_memory_once_is_asked_again(task, tmp_path):
     with Verifier(task, seed=3) as verifier:
         check = verifier.check(without_memory(tmp_path, "calls == 1"))
-    assert check.probes[0].is_accepted and len(check.probes) > 20
+    assert check.probes[0].is_accepted and len(check.probes) > 100
     assert check.is_accepted, check.reason
 
 
@@ -272,15 +271,14 @@ def lacking(forward):
 
 @pytest.mark.parametrize("who", ["contender", "judge"])
 def test_what_finds_no_memory_beside_another_tuner_is_asked_when_that_has_none(
-    task, tmp_path, who, monkeypatch
+    task, tmp_path, who
 ):
     """By processes in which none ran out: nothing of what is found too little shows."""
-    monkeypatch.setenv("FEW_PROBES", "1")
     turns, full = tmp_path / "turns", tmp_path / "full"
     command = [sys.executable, "-c", OTHER, str(turns), str(full)]
     contender = tmp_path / "contender.py"
     contender.write_text(MODULE.read_text())
-    name, first = ("ModelNew", 20) if who == "contender" else ("Model", 40)
+    name, first = ("ModelNew", 20) if who == "contender" else ("Model", 100)
     with (contender if who == "contender" else Path(task.reference)).open("a") as file:
         file.write(LACKS.format(name=name, first=first, full=str(full)))
     with (
@@ -295,4 +293,4 @@ def test_what_finds_no_memory_beside_another_tuner_is_asked_when_that_has_none(
         finally:
             other.kill()
     assert check.is_accepted, check.reason
-    assert len({result.probe for result in check.probes}) == len(check.probes) > 20
+    assert len({result.probe for result in check.probes}) == len(check.probes) > 100

@@ -249,7 +249,8 @@ class Verification:
             else:
                 file.reject(entry)
                 rejected.add(structure(trial))
-                left = self.instead.worth_a_check(left, trial, entry)
+                if not accepted:
+                    left = self.instead.worth_a_check(left, trial, entry)
         return accepted
 
     def _begin(self, left: Sequence[Trial], num: int) -> None:

@@ -6,7 +6,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 from tuner.check.majority import by_majority
@@ -89,13 +89,14 @@ class TimedCalls:
 
         return by_majority(ask).reason
 
-    def answer(self, judge: Worker, racer: Worker, lends: bool = False) -> ProbeResult:
-        """Ask for one more call, and return the verdict on its output, errors included.
+    def answer(self, judge: Worker, racer: Worker, lends: bool = False) -> ProbeResult | None:
+        """Ask for one more call; return the verdict on its output, None where it was not read.
 
         `lends`: as for `last_output`.
         """
         self.repeat(racer, 1)
-        return self._verdict(judge, racer, lends)
+        found = self._verdict(judge, racer, lends)
+        return None if isnan(found.rms_rel) else found
 
     def _verdict(self, judge: Worker, racer: Worker, lends: bool) -> ProbeResult:
         answer = _asked_of(racer, "timed_output", {"lends": lends})

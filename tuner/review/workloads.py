@@ -100,13 +100,11 @@ def answer_words(compiled: Compiled) -> str:
     """Return how far off torch.compile is, where that is materially further than PyTorch."""
     if compiled.answer is None:
         return ""
-    ratio = error_ratio(compiled.answer) or 1.0
-    refused = "" if compiled.answer.is_accepted else ", for which a file would be rejected"
-    return (
-        f", with {ratio:,.0f} times PyTorch's error{refused}"
-        if refused or ratio >= FURTHER
-        else ""
-    )
+    ratio = error_ratio(compiled.answer)
+    further = "" if ratio is None or ratio < FURTHER else f" {ratio:,.0f} times PyTorch's error"
+    if compiled.answer.is_accepted:
+        return further and f", with{further}"
+    return f", with{further or ' an answer'}, for which a file would be rejected"
 
 
 def headline_of(finalist: Finalist) -> tuple[Interval | None, str]:
