@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "JsonLines", "Plain", "Screen"]
 
 COLUMNS, LINES = 80, 20
-UNLIKE = 0.05  # a ratio so far from 1 is no difference only by how much it scatters
 SHOWN_TRIALS = 8  # of the latest, in the live view
 PROGRESS_S = 3.0  # between two lines of progress where the output is no terminal
 
@@ -267,7 +266,9 @@ def _finalist_line(entry: Finalist) -> str:
         return head + (
             "accepted on every probe" if entry.check.is_accepted else f"rejected: {entry.error}"
         )
+    from tuner.review.summary import LIKE_PYTORCH
+
     i, said = entry.interval, str(entry.verdict)
-    if i.verdict == "no difference" and abs(i.speedup - 1.0) > UNLIKE:
+    if i.verdict == "no difference" and abs(i.speedup - 1.0) > LIKE_PYTORCH:
         said = "not distinguished from PyTorch, its processes scatter too much"
     return f"{head}{_us(entry.latency_us)}, {i.words}: {said}"

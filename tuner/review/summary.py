@@ -50,6 +50,7 @@ from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
 from tuner.wording import percent
 
 __all__ = [
+    "LIKE_PYTORCH",
     "Advice",
     "Summary",
     "format_summary",
