@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.job_spec import JobSpec, explained
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
+from tuner.evaluate.race_sets import RaceSets
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.runner import Runner, Terms
 from tuner.evaluate.timers import lead_of_call_us
@@ -499,6 +501,24 @@ def test_the_compiled_reference_races_like_any_other(tmp_path):
     rounds = [len(process) for lane in race for process in lane]
     assert rounds[0] == rounds[1] >= racing.MIN_ROUNDS
     assert all(us > 0 for us in race[1][0])
+
+
+def test_processes_that_compiled_it_already_are_taken_into_the_race(tmp_path):
+    reference = tmp_path / "reference.py"
+    reference.write_text(NORMALISED.format(name="Model", first=""))
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    contender = Contender.of_compiled(task, "default")
+    with ExitStack() as stack:
+        kept = RaceSets(task).kept_ready(stack, contender, 2)
+        kept[0].kill()  # one that ended meanwhile is replaced
+        ready, pid = {contender.name: list(kept)}, kept[1].pid
+        sets = RaceSets(task, ready)
+        with closing(sets.each([contender], 2, [1])) as each:
+            pids = [racers[1].pid for _, racers in each if sets.give(racers)]
+        assert pids[0] == pid != pids[1] is not None
+        assert not ready[contender.name]
+        race = Racer(task, ready).race([contender], num_processes=1, seconds=0.01)
+    assert race.answer is not None and race.answer.is_accepted, race.answer
 
 
 def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(planned):

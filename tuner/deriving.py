@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
@@ -21,7 +23,7 @@ from tuner.capture.rows_text import has_rows
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_choice, parse_mode, parse_rows
 from tuner.errors import InputError, NothingToGainError, input_errors
-from tuner.evaluate.contender import QUIET
+from tuner.evaluate.contender import QUIET, import_ahead
 from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import load_family
@@ -80,6 +82,10 @@ def derive_operator(
     observer = observer or Observer()
     folder = cache_folder() / "modules"
     observer.on_stage(f"capturing the forward of {path}")
+    import_ahead()
+    # In this process PyTorch says how a captured operation is called. No daemon: an import that
+    # is cut off where a process ends may crash it.
+    Thread(target=import_module, args=("torch",), name="import").start()
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
             asked = {"path": str(path.resolve()), "mode": chosen, "batch": most_rows}

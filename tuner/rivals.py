@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.race import Race, compared_with_compiled
+from tuner.evaluate.race_sets import RaceSets
 from tuner.evaluate.racing import Racer
+from tuner.evaluate.worker import Worker
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.ranking import blamed
@@ -33,22 +35,27 @@ class Rival:
         self._error = ""
         self._found: dict[tuple[str, int], Compiled] = {}
         self._compiling: Thread | None = None
+        self._kept = ExitStack()
+        self.ready: dict[str, list[Worker]] = {}  # processes that compiled it, for a `Racer`
 
-    def get_ready(self) -> None:
-        """Compile it while files are checked; does not wait.
-
-        PyTorch keeps what it compiles on the disk, where the processes of a race find it.
-        """
+    def get_ready(self, num_processes: int) -> None:
+        """Compile it for so many sets of processes while files are checked; does not wait."""
         if self._mode is None:
             return
-        contender, racer = Contender.of_compiled(self._spec, self._mode), Racer(self._spec)
+        contender, sets = Contender.of_compiled(self._spec, self._mode), RaceSets(self._spec)
 
         def compile_it() -> None:
             with suppress(TunerError):  # it fails in the race as well, which says so
-                racer.call_once(contender)
+                workers = sets.kept_ready(self._kept, contender, num_processes)
+                self.ready[contender.name] = workers
 
         self._compiling = Thread(target=compile_it, name=contender.name, daemon=True)
         self._compiling.start()
+
+    def close(self) -> None:
+        """End what was kept ready; what is still being compiled ends with this process."""
+        if self._compiling is None or not self._compiling.is_alive():
+            self._kept.close()
 
     def beside(self, files: Sequence[Contender], race: Callable[[list[Contender]], Race]) -> Race:
         """Race files, with it behind them where it is wanted and can be had."""

@@ -174,6 +174,7 @@ class Session:
             planned, self.toolchain, self.run, writer, verifier, seed, compiler, self.observer,
             self.schedule, self._deadline_s, checks_ahead=checks_ahead, beside=self.beside,
         )  # fmt: skip
+        stack.callback(verification.rival.close)
         if self._is_known:  # the best until now is likely to stay the best
             getting_ready = ThreadPoolExecutor(1)
             stack.callback(getting_ready.shutdown, wait=False)

@@ -25,8 +25,7 @@ from tuner.deriving import derive_config, derive_operator, start_by_hand, write_
 from tuner.earlier import Earlier, earlier_of
 from tuner.environment import Environment
 from tuner.errors import InputError, NothingCorrectError, StorageError
-from tuner.evaluate.contender import QUIET
-from tuner.evaluate.job_spec import new_worker
+from tuner.evaluate.contender import import_ahead
 from tuner.fleets import Source, source_of
 from tuner.gaining import ROUNDING, measured, worth_searching
 from tuner.kernel.toolchain import Toolchain
@@ -215,8 +214,7 @@ def preview(planned: Planned, observer: Observer) -> tuple[Gain | None, dict[str
 
 def _planned(config: RunConfig, observer: Observer) -> Planned:
     """Plan, while the processes that will fork the checks' and the search's get ready."""
-    for env in (QUIET, {}):
-        new_worker("", env=env).get_ready()
+    import_ahead()
     observer.on_stage(f"{config.path}: asking for the device and the sizes")
     return plan(config)
 

@@ -93,7 +93,7 @@ class Verification:
         believed: dict[int, list[list[float]]] = {}
         Racer(self.planned.spec).get_ready([self._file(t).contender for t in ranked[:1]])
         if self.checks_ahead:
-            self.rival.get_ready()
+            self.rival.get_ready(self.schedule.num_processes)
         rejected: list[Finalist] = []
         while not believed:
             chosen = self._checked(ranked, entries)
@@ -383,7 +383,7 @@ class Verification:
             self.observer.on_progress(Progress("racing", done, 100, left_s))
 
         def race_of(contenders: list[Contender]) -> Race:
-            return Racer(self.planned.spec).race(
+            return Racer(self.planned.spec, self.rival.ready).race(
                 contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
                 has_other_values=True, has_steps=True, on_round=on_round, until_s=self.deadline_s,
             )  # fmt: skip

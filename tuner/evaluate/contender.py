@@ -15,7 +15,10 @@ from tuner.evaluate.job_spec import JobSpec, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 from tuner.trial import Build, Candidate, to_json
 
-__all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "loaded", "started"]
+__all__ = [
+    "CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "import_ahead", "loaded",
+    "started",
+]  # fmt: skip
 
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 # For processes that answer probes and are not timed. Threads that spin where they wait take the
@@ -137,6 +140,12 @@ def _ended(workers: Sequence[Worker]) -> None:
     """End processes side by side: one that has a GPU open takes half a second."""
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(Worker.close, workers))
+
+
+def import_ahead() -> None:
+    """Begin to start what forks the processes of checks and of the search; does not wait."""
+    for env in (QUIET, {}):
+        new_worker("", env=env).get_ready()
 
 
 def get_ready(spec: JobSpec, contenders: Sequence[Contender], first: str = "") -> None:

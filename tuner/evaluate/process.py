@@ -37,7 +37,6 @@ from tuner.machine.host import cgroup_folders
 __all__ = [
     "KILL_WAIT_S",
     "RESERVE_BYTES",
-    "SETTINGS",
     "Child",
     "available_bytes",
     "describe_exit",
@@ -47,9 +46,6 @@ __all__ = [
 LOG_TAIL_BYTES = 64 * 2**10
 KILL_WAIT_S = 30.0  # the driver may need seconds to tear down a context with a running kernel
 LOOK_EVERY_S = 0.2  # at the memory that is left; 50 us each time
-# The user's filter of warnings must not turn a stranger's into errors. Programs that PyTorch's or
-# Triton's compilers start with `python -m` import nothing from the current folder.
-SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "", "PYTHONSAFEPATH": "1"}
 RESERVE_BYTES = 1 * 2**30  # left to the machine; a runaway allocates some 0.4 GB between two looks
 
 
@@ -69,7 +65,7 @@ class Child:
             self._process: Process = start_process(
                 "tuner.evaluate.child:serve",
                 options,
-                {**env, **SETTINGS, MARKER: self.marker},
+                {**env, MARKER: self.marker},
                 output,
                 channel_fd=theirs.fileno(),
             )

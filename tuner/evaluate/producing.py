@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,8 @@ class Producer:
         arguments = untagged(init_inputs)
         if compile_mode:
             problem = load_problem(Path(reference), sizes or {})
-            self._make_model = lambda: _compiled(problem, device, compile_mode)
+            # One for all weights and inputs: another would be compiled once more.
+            self._make_model = functools.cache(lambda: _compiled(problem, device, compile_mode))
             return
         if file is not None:
             self._functions = functions()
@@ -201,6 +203,12 @@ class Producer:
         self._timed.take(model, inputs)
         return {}, ()
 
+    def give_up_timing_set(self) -> Answer:
+        """Let go of the inputs that it is timed on, until there are others."""
+        self._timed.take(self._timed.model, [])
+        gpu_memory.free_unused(self._device)
+        return {}, ()
+
     def timed_output(self, lends: bool = False) -> Answer:
         """Return the output of the last call of `repeat`, with that call's number."""
         assert self._timed.last is not None
@@ -232,6 +240,6 @@ def _are_pairs(ranges: Any) -> bool:
 
 def _compiled(problem: Problem, device: str, mode: str) -> torch.nn.Module:
     """Return the reference, compiled at its first call, with the keys of its own state."""
-    model = problem.make_model(WEIGHT_SEED, device)
+    model = problem.make_model(WEIGHT_SEED, device, is_quick=True)
     model.compile(mode=mode, dynamic=False)
     return model

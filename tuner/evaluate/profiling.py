@@ -14,7 +14,7 @@ from typing import Any
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec, asked
-from tuner.evaluate.racing import Racer
+from tuner.evaluate.race_sets import RaceSets
 from tuner.machine.turns import turns_of
 from tuner.profiled import PROFILE_NAME, KernelTime, Launch, Profiled, Profiles
 from tuner.storage import write_whole
@@ -33,10 +33,10 @@ def profiled(spec: JobSpec, contender: Contender, trial: int) -> Profiles:
     Raises:
         WorkerError: a process failed; the message starts with the contender's name.
     """
-    racer, turns = Racer(spec), turns_of(spec.device)
-    with turns.memory(), closing(racer.sets([contender], 1, [1])) as sets:
-        _, workers = next(sets)
-        racer.give_timing_set(workers)
+    sets, turns = RaceSets(spec), turns_of(spec.device)
+    with turns.memory(), closing(sets.each([contender], 1, [1])) as one:
+        _, workers = next(one)
+        sets.give(workers)
         with turns.alone():
             found = [asked(worker, "profile", {}).data["events"] for worker in workers]
     has_gpu = spec.is_gpu

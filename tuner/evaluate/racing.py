@@ -5,29 +5,25 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import compress
-from typing import Any
 
-from tuner.errors import TunerError, WorkerError
+from tuner.errors import TunerError
 from tuner.evaluate.asking import is_of_memory, require_memory, waits_for_memory
 from tuner.evaluate.contender import (
-    CALL_TIMEOUT_S,
     Contender,
     Unedited,
     get_ready,
-    loaded,
-    started,
 )  # fmt: skip
-from tuner.evaluate.giving import can_lend, hand_over
-from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, too_fast
+from tuner.evaluate.job_spec import JobSpec, too_fast
 from tuner.evaluate.race import Race
+from tuner.evaluate.race_sets import RaceSets, raise_if
 from tuner.evaluate.raced_steps import race_steps
 from tuner.evaluate.second_clock import SecondClock
 from tuner.evaluate.timed_calls import TimedCalls
-from tuner.evaluate.worker import Reply, Worker
+from tuner.evaluate.worker import Worker
 from tuner.machine.turns import turns_of
 
 __all__ = ["Racer"]
@@ -49,34 +45,27 @@ STEADY = 0.05  # relative difference of two medians that agree
 
 
 class Racer:
-    """Races contenders in fresh processes, each with the baseline and all others beside it."""
+    """Races contenders in fresh processes, each with the baseline and all others beside it.
 
-    def __init__(self, spec: JobSpec) -> None:
+    Args:
+        spec: the problem.
+        ready: processes that hold a contender already, as `RaceSets` takes them.
+    """
+
+    def __init__(self, spec: JobSpec, ready: Mapping[str, list[Worker]] | None = None) -> None:
         self._spec = spec
+        self._sets = RaceSets(spec, ready)
         self._is_gpu = spec.is_gpu
         self._files = Unedited(spec)
         self._turns = turns_of(spec.device)
         self._calls = TimedCalls()
         self._clock = SecondClock(self._calls, self._is_gpu)
         self._num_throttled = self._num_disturbed = self._num_shortages = 0
-        self._lends: bool | None = None  # whether processes can write into each other's memory
-        self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
         self._preempted_per_s = 0.0  # of the last burst
 
     def get_ready(self, contenders: Sequence[Contender]) -> None:
         """Let imports be over before a race begins; does not wait."""
         get_ready(self._spec, contenders, "baseline")
-
-    def call_once(self, contender: Contender) -> None:
-        """Load one that is ours and call it once, in processes of its own.
-
-        Raises:
-            WorkerError: that failed.
-        """
-        with closing(self.sets([contender], 1, [1])) as sets:
-            for _, racers in sets:
-                self.give_timing_set(racers)
-                self._burst(racers[1], 1)
 
     def race(
         self,
@@ -149,12 +138,12 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        with closing(self.sets(contenders, num_processes, lanes)) as sets:
+        with closing(self._sets.each(contenders, num_processes, lanes)) as sets:
             for number, racers in sets:
                 active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another
                     racer.rest_between_calls()
-                self.give_timing_set(racers)
+                self._given(racers)
                 with ThreadPoolExecutor(len(racers)) as pool:  # torch.compile compiles in it
                     list(pool.map(lambda racer: self._burst(racer, 1), racers))
                 require_memory(self._turns, self._num_shortages)
@@ -165,7 +154,7 @@ class Racer:
                 asked_now = [judged[lane - 1] == number for lane in lanes]
                 self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
                 for contender in active:
-                    _raise_if(contender, self._files.edited(contender))
+                    raise_if(contender, self._files.edited(contender))
                 theirs = [lane for lane in lanes if not contenders[lane - 1].is_ours]
                 if number + 1 >= MIN_SETS and (behind := race.clearly_behind(theirs)):
                     lanes[:] = [n for n in lanes if n not in behind or judged[n - 1] > number]
@@ -201,10 +190,10 @@ class Racer:
         with self._turns.shared():
             for racer, contender, is_asked in zip(racers[1:], active, asked_now, strict=True):
                 if contender.is_ours and number == 0:
-                    race.answer = self._calls.answer(racers[0], racer, bool(self._lends))
+                    race.answer = self._calls.answer(racers[0], racer, self._sets.lends)
                 if is_asked and not contender.is_ours:
-                    refusal = self._calls.last_output(racers[0], racer, bool(self._lends))
-                    _raise_if(contender, refusal)
+                    refusal = self._calls.last_output(racers[0], racer, self._sets.lends)
+                    raise_if(contender, refusal)
             self._judge_kept(racers, active)
             if number == 0:
                 for place, (lane, contender) in enumerate(zip(lanes, active, strict=True), 1):
@@ -213,7 +202,7 @@ class Racer:
                     )
         if race.elsewhere is not None and number < SETS_ELSEWHERE:
             with self._turns.alone():
-                race.elsewhere_on = self.give_timing_set(racers, has_other_values=True)
+                race.elsewhere_on = self._given(racers, has_other_values=True)
                 short_s = seconds * SHARE_ELSEWHERE
                 turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
             for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
@@ -245,91 +234,18 @@ class Racer:
             if not refusal and asked_now[place - 1] and not contender.is_ours:
                 is_bound_here = "file" not in contender.load
                 refusal = self._clock.refusal(racers, reported_us, place, is_bound_here)
-            _raise_if(contender, refusal)
+            raise_if(contender, refusal)
 
-    def sets(
-        self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]
-    ) -> Generator[tuple[int, list[Worker]], None, None]:
-        """Yield sets of processes that have loaded what they race.
-
-        A set is started while the one before it loads, and ends while the next one does: nothing
-        starts or ends while others race. `lanes` says at each set who is in it, and may have
-        become shorter.
-        """
-
-        def begun(lanes: Sequence[int]) -> tuple[ExitStack, list[int], list[Worker]]:
-            active = [contenders[lane - 1] for lane in lanes]
-            with ExitStack() as stack:
-                racers = started(stack, self._spec, active, "baseline")
-                return stack.pop_all(), [0, *lanes], racers
-
-        with ThreadPoolExecutor(2) as pool:
-            following = pool.submit(begun, list(lanes))
-            ended: Future[None] = pool.submit(ExitStack().close)  # of the set before
-            try:
-                for number in range(num_sets):
-                    stack, places, racers = following.result()
-                    try:
-                        if number + 1 < num_sets:
-                            following = pool.submit(begun, list(lanes))
-                        racers = [racers[places.index(lane)] for lane in (0, *lanes)]
-                        self._get_ready(racers, [contenders[lane - 1] for lane in lanes])
-                        following.exception()  # waits
-                        ended.result()
-                        yield number, racers
-                    finally:
-                        ended = pool.submit(stack.close)
-            finally:
-                if not following.exception():
-                    following.result()[0].close()
-
-    def _get_ready(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
-        """Let the baseline's process load the reference, and each other one its contender."""
-        payload = {**self._spec.payload(), "model_new": "", "is_timed": True}
-
-        def prepare() -> dict[str, Any]:
-            return asked(racers[0], "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
-
-        def load(racer: Worker, contender: Contender) -> str:
-            return loaded(racer, self._spec, contender, self._about, CALL_TIMEOUT_S)
-
-        with ThreadPoolExecutor(len(racers)) as pool:
-            prepared = pool.submit(prepare)
-            if not self._about:
-                self._about = prepared.result()
-            refusals = list(pool.map(load, racers[1:], contenders))
-            prepared.result()
-        for contender, refusal in zip(contenders, refusals, strict=True):
-            _raise_if(contender, refusal)
-
-    def give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> str:
-        """Let the baseline's process share its weights and inputs; say in words what they are."""
+    def _given(self, racers: Sequence[Worker], has_other_values: bool = False) -> str:
+        """Give all of them what they are timed on; return what it is."""
         self._calls.forget()
-        baseline = racers[0]
-
-        def ask(job: str, payload: Mapping[str, Any], blobs: Sequence[Any] = ()) -> Reply:
-            return asked(baseline, job, payload, blobs)
-
-        if self._lends is None:
-            self._lends = self._is_gpu and can_lend(racers[1], ask, CALL_TIMEOUT_S)
-        reply = ask("timing_set", {"has_other_values": has_other_values, "lends": self._lends})
-
-        def give(racer: Worker) -> None:
-            refusal = hand_over(reply, racer, ask, CALL_TIMEOUT_S)
-            if refusal:
-                raise WorkerError(f"{racer.name}: {refusal}")
-            given = {"question": reply.data["question"]}
-            asked(racer, "take_timing_set", given, reply.blobs)
-
-        with ThreadPoolExecutor(len(racers)) as pool:
-            list(pool.map(give, racers[1:]))
-        return str(reply.data["values"])
+        return self._sets.give(racers, has_other_values)
 
     def _judge_kept(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Raise where the output of a call that was timed is wrong."""
         for racer, contender in zip(racers[1:], contenders, strict=True):
             refusal = "" if contender.is_ours else self._calls.kept_outputs(racers[0], racer)
-            _raise_if(contender, refusal)
+            raise_if(contender, refusal)
 
     def _burst(self, racer: Worker, num_samples: int) -> list[float]:
         data = self._calls.burst(racer, num_samples).data
@@ -390,8 +306,3 @@ class Racer:
             # A GPU's own clock hardly sees what becomes of the host.
             is_disturbed |= self._preempted_per_s > MOST_PREEMPTED_PER_S and not self._is_gpu
         return bursts, is_disturbed
-
-
-def _raise_if(contender: Contender, refusal: str) -> None:
-    if refusal:
-        raise WorkerError(f"{contender.name}: {refusal}")

@@ -28,7 +28,7 @@ from typing import Any
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
-from tuner.evaluate.process import KILL_WAIT_S, SETTINGS, Child, describe_exit
+from tuner.evaluate.process import KILL_WAIT_S, Child, describe_exit
 from tuner.machine.forkserver import import_path, preload
 from tuner.wording import one_line
 
@@ -189,7 +189,7 @@ class Worker:
 
     def get_ready(self) -> None:
         """Begin to start the server that the child will be forked by; does not wait."""
-        preload({**os.environ, **self._env, **SETTINGS})
+        preload({**os.environ, **self._env})
 
     def start(self) -> None:
         """Spawn the child if none is usable, and run the jobs of `on_start` in it.

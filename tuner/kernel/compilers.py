@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from tuner.errors import ToolchainError
-from tuner.machine.forkserver import import_path, start_process
+from tuner.machine.forkserver import SERVER, import_path, start_process
 
 __all__ = ["LOG_BYTES", "Compiler", "forked", "read_some", "restrain", "spawned"]
 
@@ -64,7 +64,7 @@ def forked(arguments: Sequence[str], folder: Path, environment: Mapping[str, str
         process = start_process(
             "tuner.kernel.triton_build:compile_in",
             {"path": import_path(sys.path), "arguments": list(arguments)},
-            environment, theirs, folder=str(folder),
+            {**environment, SERVER: "compilers"}, theirs, folder=str(folder),
         )  # fmt: skip
     except OSError as error:
         os.close(ours)

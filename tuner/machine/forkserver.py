@@ -48,6 +48,9 @@ MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a proce
 ALSO = "TUNER_PRELOAD"
 # Environment variable: cores that a server, and so its processes, were started on.
 CORES = "TUNER_CORES"
+# Of each process. The user's filter of warnings must not turn a stranger's into errors; programs
+# that compilers start with `python -m` import nothing from the current folder.
+SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "", "PYTHONSAFEPATH": "1"}
 # PyTorch imports the third, for 1 to 5 s of CPU, in each process that calls an operator of an
 # exported file, draws inputs by their shapes alone, or asks for the first gradient. The last is a
 # checksum of all of Triton, 0.5 to 2 s of CPU, without which no process finds a kernel.
@@ -116,9 +119,8 @@ def start_process(
 
     Args:
         role: of the form `module:function`.
-        options: JSON-able; `path` becomes its sys.path, `parent_pid` is added, and `fd` where
-            it has a channel.
-        env: its whole environment.
+        options: JSON-able; `path` becomes its sys.path; `parent_pid`, a channel's `fd` are added.
+        env: its whole environment, but for `SETTINGS`.
         output_fd: of what it prints.
         channel_fd: of its channel.
         folder: where it runs; by default where this process does.
@@ -126,8 +128,9 @@ def start_process(
     Raises:
         OSError: no process can be started.
     """
+    env = {**env, **SETTINGS}
     request = {
-        "options": {**options, "role": role}, "env": dict(env), "folder": folder or os.getcwd(),
+        "options": {**options, "role": role}, "env": env, "folder": folder or os.getcwd(),
     }  # fmt: skip
     given = (output_fd,) if channel_fd is None else (output_fd, channel_fd)
     for is_last in (False, False, True):
@@ -167,7 +170,7 @@ def import_path(entries: Sequence[str]) -> list[str]:
 
 def preload(env: Mapping[str, str]) -> None:
     """Start the server for that environment, without waiting until it is ready."""
-    _server_for(env)
+    _server_for({**env, **SETTINGS})
 
 
 class _Server:
@@ -191,11 +194,8 @@ class _Server:
         def spawn_and_wait() -> None:
             # Linux sends the parent-death signal when the spawning thread ends: this one lives
             # as long as the server.
-            options = {
-                "path": import_path(sys.path),
-                "fd": theirs.fileno(),
-                "parent_pid": os.getpid(),
-            }
+            own = {"fd": theirs.fileno(), "parent_pid": os.getpid()}
+            options = {"path": import_path(sys.path), **own}
             # -P: `-c` alone would import `json` from the current folder. Without PYTHONPATH, since
             # a `sitecustomize.py` there runs before `path` is set.
             command = [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOTSTRAP]
