@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tuner.errors import ProblemError
-from tuner.problem.draws import Distribution
+from tuner.problem.draws import Distribution, draws_all, redistributed
 from tuner.problem.reference import load_problem
 
 FLAGSHIP = """
@@ -268,6 +268,15 @@ def test_distributions_have_what_their_names_say(flagship):
     assert abs(float(drawn("normal").mean())) < 0.05
 
 
+@pytest.mark.parametrize("name", get_args(Distribution))
+def test_what_draws_all_numbers_does_not_depend_on_those_that_are_given(name):
+    def made(given: torch.Tensor) -> torch.Tensor:
+        return redistributed(given, name, torch.Generator().manual_seed(3))
+
+    some, others = torch.rand(64, 12), torch.rand(64, 12)
+    assert torch.equal(made(some), made(others)) == draws_all(name)
+
+
 def test_inputs_in_another_order_of_memory_have_all_distributions(tmp_path):
     """Channels last, of one row in all places, and every other column: they ended the check."""
     file = tmp_path / "strided.py"
@@ -356,6 +365,15 @@ def test_forms_and_stand_ins_of_large_inputs_draw_nothing(tmp_path, monkeypatch)
     assert [tuple(x.shape) for x in problem.stand_ins()] == [(2**20, 48)]
     assert [tuple(x.shape) for x in problem.stand_ins(7)] == [(7, 48)]
     assert problem.stand_ins(7)[0].device.type == "cpu"
+
+
+def test_inputs_whose_numbers_are_all_drawn_are_not_asked_for(tmp_path, monkeypatch):
+    problem = load_problem(write(tmp_path, LARGE))
+    monkeypatch.setattr(problem._given, "_whole", None)  # a draw would fail
+    some, others = (problem.make_inputs(n, distribution="normal", batch=5)[0] for n in (3, 4))
+    assert some.shape == others.shape == (5, 48) and not torch.equal(some, others)
+    with pytest.raises(TypeError):
+        problem.make_inputs(3, distribution="offset", batch=5)
 
 
 def test_stand_ins_of_small_inputs_are_a_draw(flagship):

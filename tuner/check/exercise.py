@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from tuner.check.crossing import Script
 from tuner.check.layouts import opposite
@@ -270,9 +271,8 @@ def checksum_of(tensor: torch.Tensor) -> int:
     if tensor.is_neg() and tensor.is_floating_point():
         tensor = opposite(tensor._neg_view())
     bits = as_bytes(tensor.resolve_neg())
-    if bits.device.type == "cpu":  # seven times as fast as the sum below
-        memory = memoryview(bits.numpy())
-        return zlib.crc32(memory) << 32 | zlib.adler32(memory)
+    if bits.device.type == "cpu":  # many times as fast as the sum below
+        return xxhash.xxh3_64_intdigest(memoryview(bits.numpy()))
     words = bits[: bits.numel() // 4 * 4]
     # Copied when the storage offset is no multiple of 4 bytes, which view() refuses.
     whole = (

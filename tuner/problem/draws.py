@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "FAR_OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "Distribution", "WeightKind",
+    "FAR_OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "Distribution", "WeightKind", "draws_all",
     "fresh_values", "redistributed", "seed_everything", "widened",
 ]  # fmt: skip
 
@@ -59,6 +59,11 @@ WeightKind = Literal[
 UNCHANGED = (
     "as_given", "special", "all_special", "special_rows", "masked_bools", "large_integers",
     "negative_integers", "integers_beyond", "last_integers",
+)  # fmt: skip
+# Of which every floating-point number is drawn.
+DRAWN = (
+    "normal", "heavy_tailed", "wide_range", "wide_columns", "few_values", "dyadic",
+    "constant_columns", "like_rows", "whole_numbers", "huge", "vast", "denormal",
 )  # fmt: skip
 FAR_OFFSET = 4096.0  # where float32 keeps 11 bits of what is behind the point
 HALF_FACTOR = 100.0  # some squares are beyond 65504 then, their mean in a row is not
@@ -148,6 +153,11 @@ def _as_trained(
         fresh = old.clone()
     drawn = torch.rand(old.shape, generator=generator, device=old.device)
     return torch.where(drawn < OUTLIER_SHARE, OUTLIER_FACTOR * fresh, fresh)
+
+
+def draws_all(distribution: Distribution) -> bool:
+    """Whether no floating-point number depends on what `get_inputs` gives."""
+    return distribution in DRAWN
 
 
 def redistributed(value: Any, distribution: Distribution, generator: torch.Generator) -> Any:

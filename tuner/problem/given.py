@@ -128,6 +128,20 @@ class Given:
             self._whole(seed, where), batch, lambda n: self._asked(seed + n, where)
         )
 
+    def shapes(self, batch: int | None, device: str | torch.device) -> list[Any] | None:
+        """Return inputs of no numbers in particular; None where not all are floating-point.
+
+        Raises:
+            ProblemError: as for `drawn`.
+        """
+        import torch
+
+        forms = self.forms()
+        if not all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in forms):
+            return None
+        resized = self._resized(forms, batch, lambda _: forms)
+        return [torch.empty(x.shape, dtype=x.dtype, device=device) for x in resized]
+
     def stand_ins(self, batch: int | None) -> list[Any]:
         """Return inputs on the CPU of which shapes matter: numbers of a draw only where few.
 

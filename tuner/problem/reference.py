@@ -28,6 +28,7 @@ from tuner.errors import ProblemError, did_you_mean
 from tuner.problem.draws import (
     Distribution,
     WeightKind,
+    draws_all,
     fresh_values,
     redistributed,
     seed_everything,
@@ -207,7 +208,9 @@ class Problem:
 
         if distribution not in get_args(Distribution):
             raise ValueError(f"unknown distribution {distribution!r}")
-        inputs = self._given.drawn(seed, batch, device)
+        inputs = self._given.shapes(batch, device) if draws_all(distribution) else None
+        if inputs is None:
+            inputs = self._given.drawn(seed, batch, device)
         generator = torch.Generator(device=device).manual_seed(seed ^ 0x5EED)
         return [redistributed(x, distribution, generator) for x in inputs]
 
