@@ -511,7 +511,7 @@ def test_processes_that_compiled_it_already_are_taken_into_the_race(tmp_path):
     with ExitStack() as stack:
         kept = RaceSets(task).kept_ready(stack, contender, 2)
         kept[0].kill()  # one that ended meanwhile is replaced
-        ready, pid = {contender.name: list(kept)}, kept[1].pid
+        ready, pid = {contender.name: kept}, kept[1].pid
         sets = RaceSets(task, ready)
         with closing(sets.each([contender], 2, [1])) as each:
             pids = [racers[1].pid for _, racers in each if sets.give(racers)]

@@ -129,7 +129,7 @@ def started(
         env: variables of all of them; a contender's own come on top.
     """
     workers = _workers(spec, contenders, first, env)
-    stack.callback(_ended, workers)
+    stack.callback(_ended, tuple(workers))
     where = {"device": spec.device}
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(lambda worker: asked(worker, "warm_up", where), workers))

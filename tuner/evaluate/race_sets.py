@@ -10,8 +10,8 @@ from typing import Any
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, loaded, started
 from tuner.evaluate.giving import can_lend, hand_over
-from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked
-from tuner.evaluate.worker import Reply, Worker
+from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, explained
+from tuner.evaluate.worker import JobFailed, Reply, Worker
 
 __all__ = ["RaceSets", "raise_if"]
 
@@ -148,7 +148,10 @@ class RaceSets:
         reply = ask("timing_set", {"has_other_values": has_other_values, "lends": self.lends})
 
         def give(racer: Worker) -> None:
-            refusal = hand_over(reply, racer, ask, CALL_TIMEOUT_S)
+            try:
+                refusal = hand_over(reply, racer, ask, CALL_TIMEOUT_S)
+            except JobFailed as failure:  # no memory, say
+                raise explained(failure) from failure
             if refusal:
                 raise WorkerError(f"{racer.name}: {refusal}")
             given = {"question": reply.data["question"]}
