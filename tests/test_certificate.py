@@ -300,6 +300,25 @@ def test_each_of_several_sizes_is_a_claim_with_words_and_samples_of_its_own(file
     assert only.at == ""
 
 
+def test_the_speed_up_on_ordinary_data_is_a_claim_with_samples_of_its_own(file):
+    pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
+    found = ratio_interval(pairs)
+    ordinary = {"ordinary": found, "ordinary_samples_us": SAMPLES_US}
+    few = AtSize({"rows": 8}, found, samples_us=SAMPLES_US, **ordinary)
+    certify(file, replace(CERTIFICATE, at_sizes=(few,), **ordinary))
+    own, further = room._claims(read_certificate(file))
+    assert own.ordinary.at == " at rows = 64 on ordinary data"
+    assert further.ordinary.at == " at rows = 8 on ordinary data"
+    for claim in (own.ordinary, further.ordinary):
+        assert room._own_samples(claim).holds is True
+        forged = replace(claim, interval=replace(found, speedup=50.0))
+        assert room._own_samples(forged).holds is False
+    whole_path(file).unlink()
+    short = read_certificate(file)
+    assert short.ordinary == found and short.ordinary_samples_us == ()
+    assert [claim.ordinary for claim in room._claims(CERTIFICATE)] == [None]
+
+
 def test_a_certificate_of_an_earlier_release_claims_the_largest_size_alone(file):
     by_batch = ByBatch(64, tuned=(8, 32, 64))
     certify(file, replace(CERTIFICATE, by_batch=by_batch))
@@ -389,8 +408,9 @@ def test_each_tuned_size_is_raced_and_one_that_no_longer_holds_is_named(tmp_path
     file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
     file.write_text(TEXT)
     reference.write_text(REFERENCE)
-    usual = AtSize({"rows": 32}, Interval(1.5, 1.0, 3.0, 0.95, 3))
-    forged = AtSize({"rows": 16}, Interval(1e6, 0.9e6, 1.1e6, 0.95, 3), samples_us=SAMPLES_US)
+    absurd = Interval(1e6, 0.9e6, 1.1e6, 0.95, 3)
+    usual = AtSize({"rows": 32}, Interval(1.5, 1.0, 3.0, 0.95, 3), ordinary=absurd)
+    forged = AtSize({"rows": 16}, absurd, samples_us=SAMPLES_US)
     by_batch = ByBatch(64, tuned=(8, 16, 32, 64))
     certify(file, replace(CERTIFICATE, at_sizes=(forged, usual), by_batch=by_batch))
     said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path)
@@ -403,6 +423,8 @@ def test_each_tuned_size_is_raced_and_one_that_no_longer_holds_is_named(tmp_path
 
     assert of("the speed-up at rows = 16").startswith("no longer holds ")
     assert "1000000.000x [900000.000, 1100000.000] then" in of("the speed-up at rows = 16")
+    ordinary = of("the speed-up at rows = 32 on ordinary data")
+    assert ordinary.startswith("no longer holds ") and re.search(r"\] then, \d.*\] now", ordinary)
     for rows in (16, 32, 64):
         assert re.search(r"\] then, \d.*\] now", of(f"the speed-up at rows = {rows}"))
     assert of("the interval at rows = 16, from its own samples").startswith("no longer holds ")

@@ -258,12 +258,12 @@ def test_several_problems_have_a_best_each_and_a_matrix_of_all(tmp_path):
 
 def test_what_is_less_than_the_headline_is_noted(tmp_path):
     a, b = verified(tmp_path, 4.0), verified(tmp_path, 2.0)
-    less = replace(a.result().exported, elsewhere=Interval(2.4, 2.3, 2.5, 0.95, 2))
+    less = replace(a.result().exported, step=Interval(2.4, 2.3, 2.5, 0.95, 2))
     (a.path / "result.json").write_text(to_json(replace(a.result(), exported=less)))
     found = compared(a, b)
-    assert found.notes == (f"{a.path.name}: but 2.40x on random weights and normal inputs",)
-    assert ("but", ["2.40x on random weights and normal inputs", ""]) in rows_of(found)
-    assert "A: but 2.40x on random weights" in format_comparison(found)
+    assert found.notes == (f"{a.path.name}: but 2.40x in a step of training",)
+    assert ("but", ["2.40x in a step of training", ""]) in rows_of(found)
+    assert "A: but 2.40x in a step" in format_comparison(found)
 
 
 def test_captured_modules_are_compared_by_task(tmp_path):

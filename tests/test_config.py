@@ -187,7 +187,8 @@ search: {trails: 3}
     assert problems(text) == (
         "x.yaml:1: problem.sizes.batch: expected a number above 0, got 0\n"
         "x.yaml:2: devise: unknown key 'devise'\n"
-        "  known: problem, device, accuracy, space, constraints, time, effort, search, measure\n"
+        "  known: problem, device, accuracy, workloads, space, constraints, time, effort, search,"
+        " measure\n"
         "  hint: did you mean 'device'?\n"
         "x.yaml:4: space.for: 'for' means something else in a template; rename it\n"
         "x.yaml:5: space.block_m[1]: the value 64 is there twice\n"
@@ -202,25 +203,52 @@ search: {trails: 3}
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "x.yaml:1: nothing is written here\n  known: problem, device, accuracy, space,"),
+        (
+            "",
+            "x.yaml:1: nothing is written here\n  known: problem, device, accuracy, workloads,",
+        ),
         (
             "# only a comment\n",
-            "x.yaml:1: nothing is written here\n  known: problem, device, accuracy, space,",
+            "x.yaml:1: nothing is written here\n  known: problem, device, accuracy, workloads,",
         ),
         (
             "null",
             "x.yaml:1: nothing is written here\n"
-            "  known: problem, device, accuracy, space, constraints, time, effort, search,"
-            " measure",
+            "  known: problem, device, accuracy, workloads, space, constraints, time, effort,"
+            " search, measure",
         ),
         (
             "- 1\n- 2",
             "x.yaml:1: expected keys, got a list\n"
-            "  known: problem, device, accuracy, space, constraints, time, effort, search,"
-            " measure",
+            "  known: problem, device, accuracy, workloads, space, constraints, time, effort,"
+            " search, measure",
         ),
         ("just words", "x.yaml:1: expected keys, got 'just words'\n  known: problem, device, "),
         ("device: cpu", "x.yaml:1: problem: missing"),
+        (
+            "problem: {op: x}\nworkloads: [given, ordinry]",
+            "x.yaml:2: workloads: unknown workload 'ordinry'\n"
+            "  known: given, ordinary\n"
+            "  hint: did you mean 'ordinary'?",
+        ),
+        (
+            "problem: {op: x}\nworkloads: []",
+            "x.yaml:2: workloads: expected a list of given and ordinary, such as [given], got "
+            "none\n  hint: leave the key out",
+        ),
+        (
+            "problem: {op: x}\nworkloads: 3",
+            "x.yaml:2: workloads: expected a list of given and ordinary, such as [given], got 3",
+        ),
+        (
+            "problem: {op: x}\nworkloads: [given, given]",
+            "x.yaml:2: workloads: given is there twice\n  hint: write it once",
+        ),
+        (
+            "problem: {op: x}\nworkloads: [ordinary]",
+            "x.yaml:2: workloads: given is missing, got ordinary\n"
+            "  hint: write [given, ordinary]; the least of both counts",
+        ),
         ("problem:", "x.yaml:1: problem: expected a mapping, got nothing"),
         ("problem: {sizes: {}}", "x.yaml:1: problem.op: missing"),
         ("problem: {op: ../x}", "expected the name of a template family, got '../x'"),
@@ -588,6 +616,17 @@ def test_a_search_may_start_from_earlier_runs_and_stop_when_it_is_sure(tmp_path)
     with pytest.raises(ConfigError) as error:
         parse_config(text.replace("2%", "2%, sure: 1"), tmp_path / "c.yaml")
     assert "unknown key 'sure'\n  known: within, confidence" in str(error.value)
+
+
+def test_workloads_are_both_unless_a_config_or_the_command_line_says_less():
+    text = "problem: {op: x}\n"
+    assert read(text).workloads == ("given", "ordinary") and read(text).has_ordinary
+    assert read(f"{text}workloads: [ordinary, given]").workloads == ("given", "ordinary")
+    assert read(f"{text}workloads: [given]").workloads == ("given",)
+    assert not read(text, workloads="given").has_ordinary
+    assert read(f"{text}workloads: [given]", workloads="given,ordinary").has_ordinary
+    said = problems(text, workloads="given,mine")
+    assert said == "--workloads: unknown workload 'mine'\n  known: given, ordinary"
 
 
 def test_the_documented_example_is_a_config_and_every_key_is_documented():

@@ -19,14 +19,16 @@ from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 from tuner.config.run_config import load_config
 from tuner.environment import Environment
 from tuner.errors import DeviceError, ProblemError, WorkerError
-from tuner.evaluate import racing, runner as room
+from tuner.evaluate import racing, runner as room, screening as screening_room
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.job_spec import JobSpec, explained
+from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
 from tuner.evaluate.race_sets import RaceSets
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.runner import Runner, Terms
+from tuner.evaluate.screening import Screening
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import JobFailed
@@ -82,12 +84,13 @@ class Bench:
     kept: list[tuple[Candidate, Build]] = field(default_factory=list)
     number: int = 0
     reference: str = ""  # in place of the problem's own
+    has_ordinary: bool = False
 
     def __post_init__(self) -> None:
         task = self.planned.spec
         self.runner = Runner(
             replace(task, reference=self.reference or task.reference),
-            Terms(screen_s=0.02, max_noise=0.05, stop_slow=True, seed=SEED),
+            Terms(0.02, max_noise=0.05, stop_slow=True, seed=SEED, has_ordinary=self.has_ordinary),
             env=self.builder.environment,
             paused=self.builder.paused,
         )
@@ -117,6 +120,29 @@ def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
     finally:
         bench.runner.close()
         room.SCREEN_TIMEOUT_S = before
+
+
+def test_what_is_near_the_best_is_timed_on_ordinary_data_as_well(planned, builder):
+    bench = Bench(planned, builder, has_ordinary=True)
+    try:
+        assert bench.runner.start().ordinary_us > 0
+        near = bench.outcome(None, mode="leaks").measurement
+        assert near.ordinary_us > 0
+        assert near.ordinary_anchor_us == bench.runner.baseline.ordinary_us
+        far = bench.outcome(1e-3, mode="slow").measurement
+        assert (far.ordinary_us, far.ordinary_anchor_us, far.slowdown) == (None, None, 1.0)
+    finally:
+        bench.runner.close()
+
+
+def test_without_room_for_ordinary_data_the_given_ones_are_timed_alone(planned, monkeypatch):
+    spec = planned.spec
+    oracle = Oracle(spec.reference, spec.sizes, spec.device, spec.accuracy, spec.mode)
+    screening = Screening(oracle, SEED, spec.model_new)
+    monkeypatch.setattr(screening_room, "free_bytes", lambda device: 0)
+    answer, _ = screening.time_baseline(0.01, 0.05, has_ordinary=True)
+    assert answer["measurement"]["latency_us"] > 0
+    assert answer["measurement"]["ordinary_us"] is None
 
 
 class Telling:
@@ -624,7 +650,7 @@ def test_a_time_that_depends_on_the_values_is_reported(tmp_path, what):
     reference.write_text(NORMALISED.format(name="Model", first=""))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE[what]))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
     slept_us = 20_000.0
     assert race.elsewhere is not None
     assert min(race[1][0]) < slept_us <= min(race.elsewhere[1][0])
@@ -641,7 +667,7 @@ def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
     reference.write_text(NORMALISED.format(name="Model", first=refuses))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=refuses))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
     assert race.elsewhere is not None and min(race.elsewhere[1][0]) > 0
     assert race.elsewhere_on == "weights as after training"
 
@@ -651,7 +677,7 @@ def test_a_reference_that_has_no_numbers_for_other_inputs_is_raced_on_its_own(tm
     reference.write_text(NORMALISED.format(name="Model", first="x = x.sqrt()"))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first="x = x.sqrt()"))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
     assert race.elsewhere_on == "weights as after training"
 
 

@@ -322,7 +322,7 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification)
 @pytest.mark.parametrize("mode", ["default", "no such mode"])
 def test_torch_compile_takes_part_in_the_race_of_files_where_it_can(verification, mode):
     verification.rival._mode = mode
-    verification.rival.get_ready()
+    verification.rival.get_ready(2)
     verification.files[0] = file = file_of(verification, 0, "...")
     entries = {0: Finalist(0, Check(True, "float32"))}
     verification._raced([0], entries)
@@ -334,8 +334,10 @@ def test_torch_compile_takes_part_in_the_race_of_files_where_it_can(verification
         assert found.interval.num_processes == found.ours.num_processes == 2
         assert found.error == "" and found.latency_us > 0.0
         assert found.answer.is_accepted and found.answer.rms_rel < 1e-6
+        assert verification.rival.ready == {f"torch.compile ({mode})": []}  # all raced
     else:
         assert mode in found.error and found.interval is None and found.ours is None
+    verification.rival.close()
 
 
 def test_a_file_that_an_earlier_session_raced_races_with_torch_compile(verification):

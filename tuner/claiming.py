@@ -13,6 +13,7 @@ from tuner.kernel.family import known_reference
 from tuner.machine.doctor import tuner_version
 from tuner.machine.limits import clocks_of
 from tuner.planning import Planned
+from tuner.problem.ordinary import WORKLOADS
 from tuner.storage import sha256_of
 from tuner.trial import Finalist
 
@@ -55,7 +56,9 @@ def certificate_of(
         is_deterministic=is_deterministic,
         sizes=dict(planned.config.problem.sizes),
         mode=planned.config.problem.mode,
+        workloads=WORKLOADS if entry.elsewhere is not None else ("given",),
         interval=entry.interval,
+        ordinary=entry.elsewhere,
         latency_us=entry.latency_us,
         baseline_us=entry.baseline_us,
         num_throttled=entry.num_throttled,
@@ -70,7 +73,8 @@ def certificate_of(
         command=f"tune verify {path.name} --certificate{needed}",
         probes=check.probes,
         reference=planned.reference.read_bytes().decode(),
-        samples_us=_samples(entry),
+        samples_us=_samples(entry.baseline_samples_us, entry.samples_us),
+        ordinary_samples_us=_ordinary_samples(entry),
         at_sizes=_at_further_sizes(planned, entry),
     )
 
@@ -88,12 +92,17 @@ def _at_further_sizes(planned: Planned, entry: Finalist) -> tuple[AtSize, ...]:
             found.append(
                 AtSize(
                     sizes, race.interval, race.latency_us, race.baseline_us, race.num_throttled,
-                    _samples(race),
+                    _samples(race.baseline_samples_us, race.samples_us), race.elsewhere,
+                    _ordinary_samples(race),
                 )
             )  # fmt: skip
     return tuple(found)
 
 
-def _samples(entry: Finalist) -> Samples:
-    lanes = (entry.baseline_samples_us, entry.samples_us)
+def _ordinary_samples(entry: Finalist) -> Samples:
+    lanes = (entry.elsewhere_baseline_samples_us, entry.elsewhere_samples_us)
+    return _samples(*lanes) if all(lanes) else ()
+
+
+def _samples(*lanes: Samples) -> Samples:
     return tuple(tuple(map(tuple, rounds_of(lane))) for lane in lanes)

@@ -81,6 +81,7 @@ def tune(
     cluster: options.ClusterOption = None,
     certificate: options.CertificateOption = None,
     accuracy: options.AccuracyOption = None,
+    workloads: options.WorkloadsOption = None,
     sampler: options.SamplerOption = None,
     runs_dir: options.RunsDirOption = Path("runs"),
     dry_run: options.DryRunOption = False,
@@ -106,6 +107,7 @@ def tune(
     overrides = {
         "time": time, "effort": effort, "trials": trials, "timeout": timeout, "seed": seed,
         "device": device, "mode": mode, "accuracy": accuracy, "sampler": sampler, "batch": batch,
+        "workloads": workloads,
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     with watching(is_json=json) as view:

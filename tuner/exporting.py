@@ -32,6 +32,7 @@ from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
 from tuner.problem.modes import MODE_WORDS
+from tuner.problem.ordinary import GIVEN_ALONE
 from tuner.storage import sha256_of, storage_errors, write_whole
 from tuner.trial import Candidate, Finalist, Trial, content_key
 
@@ -143,7 +144,9 @@ class ExportFile:
             )
         with storage_errors(self.path):
             whole_path(self.path).unlink(missing_ok=True)  # of an earlier file
-        write_whole(self.path, self.text_of(VERIFIED, entry, remarks))
+        is_alone = entry.interval is not None and entry.elsewhere is None
+        standing = f"{VERIFIED}, timed {GIVEN_ALONE}" if is_alone else VERIFIED
+        write_whole(self.path, self.text_of(standing, entry, remarks))
         certificate = certificate_of(
             self.planned, entry, path=self.path,
             origin=f"run {self.run_path.name}, trial {self.trial}",
@@ -287,10 +290,10 @@ def ways_of(model_new: str, candidate: Candidate) -> tuple[Way, ...]:
 
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:
     """Return a file of the reference's own modules, in place of a winner that is slower."""
-    assert slower.interval is not None
+    assert slower.least is not None
     again = f"tune export {run_path} --trial {slower.trial}"
     lines = [
-        f"The best kernel, trial {slower.trial}: {slower.interval.words}{_in_mode(planned)}",
+        f"The best kernel, trial {slower.trial}: {slower.least_words}{_in_mode(planned)}",
         f"To see it: {again}",
     ]
     reference = planned.reference.read_text(encoding="utf-8")
@@ -338,27 +341,41 @@ def provenance(
         EFFORTS[planned.config.effort],
         *(f"  exact rewrite: {words}" for words in rewrites_of(planned)),
     ]
-    if raced is not None and raced.interval is not None:
-        i = raced.interval
-        lines.append(
-            f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {i.confidence:.0%} of processes "
-            f"in [{i.low:.3f}, {i.high:.3f}] ({raced.verdict}; {i.num_processes} processes, "
-            f"cold caches)"
-        )
-        lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")
-        if raced.step is not None:
-            step = raced.step.words
-            lines.append(f"  speed-up of a step of training, forward and gradients: {step}")
-        if raced.depends_on_values:
-            assert raced.elsewhere is not None
-            lines.append(
-                f"  speed-up with {raced.elsewhere_on} in place of the reference's own: "
-                f"{raced.elsewhere.words}: its time depends on them"
-            )
     if raced is not None:
         lines += [
-            f"  error on probe '{p.probe}': rms {p.rms_rel:.2e}, max {p.max_abs:.2e} "
-            f"(PyTorch's own: {p.baseline_rms_rel:.2e}, {p.baseline_max_abs:.2e})"
-            for p in raced.check.probes[:3]
+            *_speed_lines(raced),
+            *(
+                f"  error on probe '{p.probe}': rms {p.rms_rel:.2e}, max {p.max_abs:.2e} "
+                f"(PyTorch's own: {p.baseline_rms_rel:.2e}, {p.baseline_max_abs:.2e})"
+                for p in raced.check.probes[:3]
+            ),
         ]
     return [*lines, f"  to reproduce: tune export {run_path} --trial {number}"]
+
+
+def _speed_lines(raced: Finalist) -> list[str]:
+    """Return lines for a header: the least speed-up, that on each of the data, and a step's."""
+    if raced.interval is None or (i := raced.least) is None:
+        return []
+    others = raced.elsewhere
+    of = f", {GIVEN_ALONE}" if others is None else ", the least of what follows"
+    lines = [
+        f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {i.confidence:.0%} of processes "
+        f"in [{i.low:.3f}, {i.high:.3f}] ({raced.verdict}; {i.num_processes} processes, "
+        f"cold caches){of}"
+    ]
+    if others is not None:
+        depends = ": its time depends on them" if raced.depends_on_values else ""
+        lines += [
+            f"  speed-up with the reference's own weights and inputs: {raced.interval.words}",
+            f"  speed-up with {raced.elsewhere_on} in place of the reference's own: "
+            f"{others.words}{depends}",
+        ]
+    lines.append(
+        f"  latency with the reference's own: {raced.latency_us:.1f} us, baseline "
+        f"{raced.baseline_us:.1f} us"
+    )
+    if raced.step is not None:
+        step = raced.step.words
+        lines.append(f"  speed-up of a step of training, forward and gradients: {step}")
+    return lines

@@ -46,10 +46,10 @@ class Instead:
         The winner was the best of all raced, a template around PyTorch's own product included
         where the space has one.
         """
-        assert slower.interval is not None
+        assert slower.least is not None
         self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
         note = (
-            f"every kernel is slower than PyTorch, the best one at {slower.interval.words}; it is "
+            f"every kernel is slower than PyTorch, the best one at {slower.least_words}; it is "
             f"in trial_{slower.trial}.py"
         )
         file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
@@ -77,8 +77,8 @@ class Instead:
         has_choice = self.planned.with_pytorchs_steps is not None
         if not has_choice or not are_of_gradients([rejected.check]):
             return left
-        most_us = NEARLY * (trial.outcome.latency_us or 0.0)
-        return [other for other in left if (other.outcome.latency_us or 0.0) <= most_us]
+        most_us = NEARLY * (trial.outcome.ranked_us or 0.0)
+        return [other for other in left if (other.outcome.ranked_us or 0.0) <= most_us]
 
     @staticmethod
     def of_forward(entries: Mapping[int, Finalist]) -> dict[int, Finalist]:
@@ -153,5 +153,5 @@ class Instead:
 def _speeds(exported: Finalist) -> str:
     races = exported.at_sizes.items()
     return ", ".join(
-        f"{race.interval.speedup:.2f}x at {words}" for words, race in races if race.interval
+        f"{race.least.speedup:.2f}x at {words}" for words, race in races if race.least
     )

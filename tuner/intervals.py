@@ -36,9 +36,14 @@ def with_figures(entry: Finalist, confidence: float = 0.95) -> Finalist:
     """
     own, baseline = rounds_of(entry.samples_us), rounds_of(entry.baseline_samples_us)
     rounds = [value for process in own for value in process]
+    others = entry.elsewhere
+    if entry.elsewhere_samples_us:  # earlier releases kept none of these
+        there = rounds_of(entry.elsewhere_baseline_samples_us)
+        others = speedup_of(there, rounds_of(entry.elsewhere_samples_us), confidence)
     return replace(
         entry,
         interval=speedup_of(baseline, own, confidence),
+        elsewhere=others,
         latency_us=statistics.median(rounds),
         baseline_us=statistics.median(value for process in baseline for value in process),
         noise=relative_noise(rounds),
@@ -143,17 +148,22 @@ def median_interval(pairs: Sequence[Pair], confidence: float = 0.95) -> Interval
     return Interval(math.exp(centre), low, high, confidence, num_processes=1)
 
 
-def tie_set(rounds_us: Mapping[K, Sequence[Sequence[float]]], confidence: float = 0.95) -> list[K]:
-    """Return the candidates that cannot be distinguished from the fastest, the fastest first.
+def tie_set(
+    rounds_us: Mapping[K, Sequence[Sequence[float]]],
+    confidence: float = 0.95,
+    best: K | None = None,
+) -> list[K]:
+    """Return the candidates that are not slower than the best one, beyond chance; it first.
 
-    A candidate differs when the mean of its paired log-differences to the fastest is above
+    A candidate is slower when the mean of its paired log-differences to the best is above
     0 at this confidence (one-sided Student test over processes; over rounds where there is one
     process), which is shared among the comparisons (Bonferroni).
 
     Args:
         rounds_us: for each candidate and process, its times in us in interleaved rounds; round
             r of one candidate belongs to round r of another.
-        confidence: chance that no candidate as fast as the fastest is left out.
+        confidence: chance that no candidate as fast as the best is left out.
+        best: the one that others are compared with; the fastest if none.
 
     Raises:
         ValueError: candidates that differ in their processes or rounds, or times not above 0.
@@ -161,7 +171,7 @@ def tie_set(rounds_us: Mapping[K, Sequence[Sequence[float]]], confidence: float 
     if not rounds_us:
         return []
     speeds = {key: _typical_log(processes) for key, processes in rounds_us.items()}
-    ranked = sorted(rounds_us, key=lambda key: speeds[key])
+    ranked = sorted(rounds_us, key=lambda key: (key != best, speeds[key]))
     best = ranked[0]
     risk = (1 - confidence) / max(1, len(ranked) - 1)
     return [best] + [

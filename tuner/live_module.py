@@ -95,9 +95,9 @@ def tune_module(
         force: search also where PyTorch is as fast as the device allows.
         batch: the rows (dim 0 of inputs) to tune for, where they are not as many as `inputs` have;
             of several, as `[64, 1024]`, each is tuned, for one file. As `--batch`.
-        overrides: time, effort, trials, timeout, seed, sampler, accuracy, rewrites, match or
-            device, as on the command line; the device is that of the module's parameters by
-            default.
+        overrides: time, effort, trials, timeout, seed, sampler, accuracy, workloads, rewrites,
+            match or device, as on the command line; the device is that of the module's parameters
+            by default.
 
     Raises:
         InputError: such a module, or such inputs cannot be tuned; the message says why.
@@ -137,7 +137,7 @@ def tune_module(
 
 _OVERRIDES = {
     "time", "effort", "trials", "timeout", "seed", "sampler", "accuracy", "device", "rewrites",
-    "match",
+    "match", "workloads",
 }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _at_rows(config: RunConfig, exported: Finalist) -> dict[int, Interval]:
     races = {
         rows: exported.at_sizes.get(config.listed.words(rows)) for rows in config.listed.values
     }
-    return {n: race.interval for n, race in races.items() if race and race.interval}
+    return {n: race.least for n, race in races.items() if race and race.least}
 
 
 def _device_of(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> str:

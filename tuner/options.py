@@ -35,6 +35,12 @@ DevicesOption = Annotated[
 AccuracyOption = Annotated[
     str | None, typer.Option(help="float32, tf32, pytorch or RTOL,ATOL, e.g. 1e-4,1e-4.")
 ]
+WorkloadsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workloads", help="The data that the file is for: given,ordinary (if none given), given."
+    ),
+]
 SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]
 SamplersOption = Annotated[
     list[str] | None, typer.Option("--sampler", help="Repeat it to compare several; tpe if none.")

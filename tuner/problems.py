@@ -179,7 +179,7 @@ def _state(run: Run | None) -> State:
     if exported is None or not exported.check.is_accepted:
         reason = "" if exported is None else exported.check.reason
         return State("nothing correct", run.path, None, reason)
-    speedup = exported.interval.speedup if exported.interval is not None else None
+    speedup = exported.least.speedup if exported.least is not None else None
     return State("done", run.path, 1.0 if result.is_fallback else speedup)
 
 

@@ -12,12 +12,13 @@ from tuner.by_batch import FEW_ROWS_WORDS, MOST, WORST
 from tuner.errors import WorkerError
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
+from tuner.intervals import rounds_of, tie_set
 from tuner.trial import Check, Finalist, Interval, Trial
 from tuner.wording import one_line
 
 __all__ = [
     "are_of_gradients", "blamed", "despite_kills", "is_behind", "ranked_trials", "remarks_on",
-    "structure", "why_nothing_correct",
+    "structure", "tied", "why_nothing_correct",
 ]  # fmt: skip
 
 KILLED = describe_exit(-signal.SIGKILL)
@@ -64,11 +65,37 @@ def is_behind(step: Interval | None) -> bool:
 
 
 def ranked_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Return correct trials, fastest first; of those with the same machine code, one."""
+    """Return correct trials, the greatest least speed-up over the data that were timed first.
+
+    Of those with the same machine code there is one.
+    """
     # One may be like a later one, which a stop dropped, or like one that was set aside.
     known = {t.number for t in trials if t.outcome.latency_us}
     correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as not in known]
-    return sorted(correct, key=lambda t: t.outcome.latency_us or 0.0)
+    return sorted(correct, key=lambda t: t.outcome.ranked_us or 0.0)
+
+
+def tied(raced: Sequence[Finalist]) -> list[int]:
+    """Return the trials that cannot be distinguished from the winner, which is the first.
+
+    The winner is that of the greatest least speed-up over the data of the race. Another one can be
+    distinguished where it is slower on any of these, beyond chance. Who has fewer sets of
+    processes was clearly behind.
+
+    Args:
+        raced: one at least; each has an interval.
+    """
+    most = max(len(entry.samples_us) for entry in raced)
+    level = {entry.trial: entry for entry in raced if len(entry.samples_us) == most}
+    speeds = {n: e.least.speedup if e.least is not None else 0.0 for n, e in level.items()}
+    winner, alike = max(speeds, key=lambda number: speeds[number]), set(level)
+    given = {number: rounds_of(entry.samples_us) for number, entry in level.items()}
+    others = {number: rounds_of(entry.elsewhere_samples_us) for number, entry in level.items()}
+    for lanes in (given, others):
+        if all(lanes.values()):  # earlier releases kept no samples of others
+            found: list[int] = tie_set(lanes, best=winner)
+            alike &= {*found}
+    return sorted(alike, key=lambda number: -speeds[number])
 
 
 def structure(trial: Trial) -> str:

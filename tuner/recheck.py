@@ -20,7 +20,7 @@ from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
-from tuner.export.certificate import Certificate, Samples, code_sha256
+from tuner.export.certificate import AtSize, Certificate, Samples, code_sha256
 from tuner.intervals import are_same, speedup_of
 from tuner.kernel.family import known_reference
 from tuner.machine.host import has_many_cores
@@ -124,7 +124,8 @@ def recheck(
         detail = f"{sizes}; they replace the reference's own, and {which} of them"
         points.append(Point("other sizes", None, detail, is_claim=False))
     claims = _claims(certificate)
-    points += [_own_samples(claim) for claim in claims]
+    for claim in claims:
+        points += [_own_samples(each) for each in (claim, claim.ordinary) if each is not None]
     if rows := _without_claim(certificate):
         points.append(Point("other tuned rows", None, rows, is_claim=False))
     if certificate.mode != "as_given":
@@ -158,7 +159,7 @@ def recheck(
     for claim in claims if check.is_accepted else ():
         on_stage(f"racing the file against the baseline{claim.at}")
         racer = Racer(replace(spec, sizes=claim.sizes))
-        points.append(_speed(claim, certificate.seconds, racer, contender, check))
+        points += _speeds(claim, certificate.seconds, racer, contender, check)
     for name in sorted({*certificate.versions, *versions}):
         then, now = certificate.versions.get(name, "none"), versions.get(name, "none")
         if then != now:
@@ -169,24 +170,35 @@ def recheck(
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A speed-up that a certificate claims; `at` says at which of several sizes."""
+    """A speed-up that a certificate claims; `at` says at which of several sizes, on which data.
+
+    It is of the given data, and `ordinary` the same of ordinary ones.
+    """
 
     at: str
     sizes: Mapping[str, int]
     interval: Interval
     samples_us: Samples
+    ordinary: _Claim | None
 
 
 def _claims(certificate: Certificate) -> list[_Claim]:
     """Return what is claimed of speed at each size, the certificate's own first."""
     own, further = certificate.sizes, certificate.at_sizes
-    found = [
-        _Claim(_at(one.sizes, own), one.sizes, one.interval, one.samples_us) for one in further
-    ]
+    found = [_claim(one, _at(one.sizes, own)) for one in further]
     if certificate.interval is not None:
         at = _at(own, further[0].sizes) if further else ""
-        found.insert(0, _Claim(at, own, certificate.interval, certificate.samples_us))
+        found.insert(0, _claim(certificate, at))
     return found
+
+
+def _claim(of: Certificate | AtSize, at: str) -> _Claim:
+    assert of.interval is not None
+    ordinary = None
+    if of.ordinary is not None:
+        on = f"{at} on ordinary data"
+        ordinary = _Claim(on, of.sizes, of.ordinary, of.ordinary_samples_us, None)
+    return _Claim(at, of.sizes, of.interval, of.samples_us, ordinary)
 
 
 def _told(sizes: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
@@ -260,24 +272,33 @@ def _own_samples(claim: _Claim) -> Point:
     return Point(what, are_same(claimed, found), said)
 
 
-def _speed(
+def _speeds(
     claim: _Claim, seconds: float, racer: Racer, contender: Contender, check: Check
-) -> Point:
+) -> list[Point]:
+    """Race once more; return what became of the claims of the given and of ordinary data."""
     then, what = claim.interval, f"the speed-up{claim.at}"
     try:
         race = racer.race(
             [contender],
             num_processes=max(MIN_PROCESSES, min(then.num_processes, 20)),
             seconds=min(seconds, 60.0),
+            has_ordinary=claim.ordinary is not None,
         )
     except WorkerError as error:
-        return Point(what, False, f"{then.words} then; in the race now: {error}")
+        return [Point(what, False, f"{then.words} then; in the race now: {error}")]
     entry: Finalist = finalist(0, check, race, 1)
     if entry.interval is None:
-        return Point(what, False, f"{then.words} then; now: {entry.error}")
+        return [Point(what, False, f"{then.words} then; now: {entry.error}")]
     if entry.falls_back:
-        return replace(of_fallback(then), what=what)
-    return replace(compared(then, entry.interval), what=what)
+        return [replace(of_fallback(then), what=what)]
+    points = [replace(compared(then, entry.interval), what=what)]
+    if claim.ordinary is not None:
+        then, what = claim.ordinary.interval, f"the speed-up{claim.ordinary.at}"
+        found = Point(what, None, f"{then.words} then; now not timed: no room on this device")
+        if entry.elsewhere is not None:
+            found = replace(compared(then, entry.elsewhere), what=what)
+        points.append(found)
+    return points
 
 
 def of_fallback(then: Interval) -> Point:

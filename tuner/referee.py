@@ -47,8 +47,8 @@ def refereed(
         TunerError: the device cannot be used.
     """
     ranked = ranked_trials(trials)
-    best_us = min((t.outcome.latency_us or 0.0 for t in ranked), default=0.0)
-    near = [t for t in ranked if (t.outcome.latency_us or 0.0) <= best_us * (1 + NEAR)][:MOST]
+    best_us = min((t.outcome.ranked_us or 0.0 for t in ranked), default=0.0)
+    near = [t for t in ranked if (t.outcome.ranked_us or 0.0) <= best_us * (1 + NEAR)][:MOST]
     if len({trial.outcome.device for trial in near}) < 2 or len(near) <= num_finalists:
         return list(trials)
     found = {entry.trial: entry.measurement for entry in writer.run.refereed()}

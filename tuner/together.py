@@ -187,6 +187,7 @@ def raced_at(
             [file.contender],
             num_processes=schedule.num_processes,
             seconds=schedule.samples_s,
+            has_ordinary=file.planned.config.has_ordinary,
             has_steps=True,
             until_s=until_s,
         )
@@ -199,7 +200,7 @@ def _sizes_words(tuned: Sequence[Tuned], kernels: Kernels, entry: Finalist | Non
     """Say what each size has, and how fast it is; the least first."""
     lines = [f"Tuned for {len(tuned)} sizes:"]
     races = entry.at_sizes if entry is not None else {}
-    speeds = {words: race.interval for words, race in races.items() if race.interval is not None}
+    speeds = {words: race.least for words, race in races.items() if race.least is not None}
     if speeds:
         words, least = min(speeds.items(), key=lambda pair: pair[1].speedup)
         lines.append(f"  least speed-up over PyTorch eager: {least.speedup:.3f}x, at {words}")

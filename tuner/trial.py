@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from tuner.by_batch import ByBatch
+from tuner.measured import NUMBERS, SAME_SPEED, Interval, Measurement
 from tuner.plans import Plan
 
 __all__ = [
@@ -42,7 +43,6 @@ __all__ = [
     "to_json",
 ]
 
-SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need know of
 Value = bool | int | float | str
 Params = dict[str, Value]
 Language = Literal["cuda", "cpp", "triton", "hip"]
@@ -57,10 +57,6 @@ class Status(StrEnum):
     RUNTIME = "runtime"
     TIMEOUT = "timeout"
     CORRECTNESS = "correctness"
-
-
-# NaN (no error could be computed) and Infinity (an interval without end) survive as words.
-_NUMBERS = ConfigDict(ser_json_inf_nan="strings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +131,7 @@ class ProbeResult:
     side of a kink a number lies.
     """
 
-    __pydantic_config__ = _NUMBERS
+    __pydantic_config__ = NUMBERS
 
     probe: str
     rms_rel: float
@@ -177,64 +173,6 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """Samples of one call's time and their summary.
-
-    `latency_us` is the median, `noise` a robust relative dispersion (0.005 = 0.5 %),
-    `is_censored` says that sampling stopped early because the candidate is clearly slow
-    (then `latency_us` is still the median of what was seen). `anchor_us` is the baseline's
-    latency measured last before this one. `to_lead` is by how much times of this device are
-    multiplied to be those of the leading one of several. `wall_us` cross-checks the clock.
-    """
-
-    __pydantic_config__ = _NUMBERS
-
-    latency_us: float
-    noise: float
-    samples_us: tuple[float, ...]
-    is_cold: bool
-    is_censored: bool = False
-    num_throttled: int = 0
-    anchor_us: float | None = None
-    wall_us: float | None = None
-    to_lead: float | None = None
-
-    @property
-    def reported_us(self) -> float:
-        """The latency as the leading device would have it."""
-        return self.latency_us * (self.to_lead or 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A ratio baseline / candidate with the interval that another process should fall into."""
-
-    __pydantic_config__ = _NUMBERS
-
-    speedup: float
-    low: float
-    high: float
-    confidence: float
-    num_processes: int
-
-    @property
-    def verdict(self) -> Literal["faster", "slower", "no difference"]:
-        """A ratio whose interval holds 1 is no difference."""
-        if self.low > 1.0:
-            return "faster"
-        return "slower" if self.high < 1.0 else "no difference"
-
-    @property
-    def words(self) -> str:
-        """The ratio and where it lies, as `1.234x [1.200, 1.268]`."""
-        return f"{self.speedup:.3f}x [{self.low:.3f}, {self.high:.3f}]"
-
-    def overlaps(self, other: Interval) -> bool:
-        """Return whether some ratio lies in both."""
-        return self.low <= other.high and other.low <= self.high
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a candidate: its status, the reason, and what each stage found."""
 
@@ -249,10 +187,17 @@ class Outcome:
 
     @property
     def latency_us(self) -> float | None:
-        """The objective: the median latency of a correct candidate, else None."""
+        """The median latency of a correct candidate on the given data, else None."""
         if self.status is not Status.CORRECT or self.measurement is None:
             return None
         return self.measurement.reported_us
+
+    @property
+    def ranked_us(self) -> float | None:
+        """The objective: `latency_us`, longer where ordinary data make the speed-up less."""
+        if self.latency_us is None or self.measurement is None:
+            return None
+        return self.latency_us * self.measurement.slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +232,17 @@ class Finalist:
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
     reported of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
-    speed-up on the values that `elsewhere_on` names, and `step` that of a step of training
-    (forward, and gradients of inputs and weights), where they were asked for, or `step_failure`
-    is why it was not timed. `key` is equal for equal code on equal terms, `race_key` for all that
-    were in one race, and `seed` is that of the probes: no later session checks or races again.
+    speed-up on the data that `elsewhere_on` names, with samples of its own, and `step` that of a
+    step of training (forward, and gradients of inputs and weights), where they were asked for, or
+    `step_failure` is why it was not timed. `key` is equal for equal code on equal terms,
+    `race_key` for all that were in one race, and `seed` is that of the probes: no later session
+    checks or races again.
     `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
     kernels are at other numbers of rows, and at which of them the file takes them. `at_sizes` are
     races at each of several tuned sizes, as "batch = 64", with empty checks; the rest is of one.
     """
 
-    __pydantic_config__ = _NUMBERS
+    __pydantic_config__ = NUMBERS
 
     trial: int
     check: Check
@@ -309,6 +255,8 @@ class Finalist:
     baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
     num_throttled: int = 0
     elsewhere: Interval | None = None
+    elsewhere_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    elsewhere_baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
     elsewhere_on: str = "random weights and normal inputs"  # those of earlier releases
     step: Interval | None = None
     step_failure: str = ""
@@ -320,9 +268,30 @@ class Finalist:
     at_sizes: dict[str, Finalist] = field(default_factory=dict)
 
     @property
+    def least(self) -> Interval | None:
+        """The speed-up that counts: the least over the data on which it was raced."""
+        if self.interval is None or self.elsewhere is None:
+            return self.interval
+        return min(self.interval, self.elsewhere, key=lambda interval: interval.speedup)
+
+    @property
+    def least_on(self) -> str:
+        """The data of `least` in words; empty where the given ones are as fast, but for noise."""
+        given, least = self.interval, self.least
+        if given is None or least is None or given.speedup <= (1 + SAME_SPEED) * least.speedup:
+            return ""
+        return self.elsewhere_on
+
+    @property
+    def least_words(self) -> str:
+        """The ratio of `least` and where it lies, with its data where these matter."""
+        found = "not raced" if self.least is None else self.least.words
+        return f"{found} on {self.least_on}" if self.least_on else found
+
+    @property
     def verdict(self) -> Literal["faster", "slower", "no difference"] | None:
-        """The interval's, but what runs the reference's own operations is never faster."""
-        found = self.interval.verdict if self.interval is not None else None
+        """That of `least`, but what runs the reference's own operations is never faster."""
+        found = self.least.verdict if self.least is not None else None
         return "no difference" if self.falls_back and found == "faster" else found
 
     @property

@@ -25,11 +25,10 @@ from tuner.evaluate.verifier import Answered, Verifier
 from tuner.exporting import ExportCompiler, ExportFile, export_of
 from tuner.gaining import bound_of
 from tuner.instead import Instead
-from tuner.intervals import rounds_of, tie_set
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
-from tuner.ranking import blamed, despite_kills, ranked_trials, remarks_on, structure
+from tuner.ranking import blamed, despite_kills, ranked_trials, remarks_on, structure, tied
 from tuner.rivals import Rival
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
@@ -90,7 +89,7 @@ class Verification:
         ranked = ranked_trials(trials)
         by_number = {trial.number: trial for trial in ranked}
         entries: dict[int, Finalist] = {}
-        believed: dict[int, list[list[float]]] = {}
+        believed: dict[int, Finalist] = {}
         Racer(self.planned.spec).get_ready([self._file(t).contender for t in ranked[:1]])
         if self.checks_ahead:
             self.rival.get_ready(self.schedule.num_processes)
@@ -104,18 +103,12 @@ class Verification:
                 entries = self.instead.of_forward(entries)
                 continue
             self._raced(chosen, entries)
-            believed = {
-                n: rounds_of(entries[n].samples_us)
-                for n in chosen
-                if entries[n].interval is not None
-            }
-        # Who has fewer sets of processes was clearly behind: no tie.
-        most = max(len(rounds) for rounds in believed.values())
-        ties = tie_set({n: rounds for n, rounds in believed.items() if len(rounds) == most})
+            believed = {n: entries[n] for n in chosen if entries[n].interval is not None}
+        ties = tied([*believed.values()])
         winner = ties[0]
         notes = [*self.schedule.reductions, *self.instead.words_of(rejected)]
         exported = entries[winner]
-        is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
+        is_fallback = exported.verdict == "slower"
         together = None
         if self.beside:
             fastest = None if is_fallback else by_number[winner]
@@ -385,7 +378,8 @@ class Verification:
         def race_of(contenders: list[Contender]) -> Race:
             return Racer(self.planned.spec, self.rival.ready).race(
                 contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
-                has_other_values=True, has_steps=True, on_round=on_round, until_s=self.deadline_s,
+                has_ordinary=self.planned.config.has_ordinary, has_steps=True, on_round=on_round,
+                until_s=self.deadline_s,
             )  # fmt: skip
 
         on_round(0.0)  # the first round ends only once all processes are warm

@@ -246,6 +246,9 @@ def _trial_line(trial: Trial) -> str:
         mark = ">" if measured.is_censored else " "
         speed = f"{measured.anchor_us / measured.latency_us:5.2f}x" if measured.anchor_us else ""
         head += f"{mark}{_us(outcome.latency_us):>10} ±{measured.noise:5.1%} {speed} "
+        if measured.slowdown > 1.0 and measured.anchor_us:
+            least = measured.anchor_us / measured.latency_us / measured.slowdown
+            head += f"({least:.2f}x on ordinary data) "
     text = f"{head} {trial.template} {params}"
     if outcome.same_as is not None:
         text += f" (the machine code of #{outcome.same_as})"
@@ -262,13 +265,13 @@ def _remaining_line(improvement: float, within: Mapping[float, float]) -> str:
 
 def _finalist_line(entry: Finalist) -> str:
     head = f"finalist, trial {entry.trial}: "
-    if entry.interval is None or entry.latency_us is None:
+    if entry.least is None or entry.latency_us is None:
         return head + (
             "accepted on every probe" if entry.check.is_accepted else f"rejected: {entry.error}"
         )
     from tuner.review.summary import LIKE_PYTORCH
 
-    i, said = entry.interval, str(entry.verdict)
+    i, said = entry.least, str(entry.verdict)
     if i.verdict == "no difference" and abs(i.speedup - 1.0) > LIKE_PYTORCH:
         said = "not distinguished from PyTorch, its processes scatter too much"
-    return f"{head}{_us(entry.latency_us)}, {i.words}: {said}"
+    return f"{head}{_us(entry.latency_us)}, {entry.least_words}: {said}"

@@ -6,13 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.config.document import shown
+from tuner.config.document import shown, with_known
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
+from tuner.problem.ordinary import WORKLOADS, WorkloadName
 
 __all__ = [
     "parse_accuracy", "parse_choice", "parse_device", "parse_duration", "parse_fraction",
-    "parse_mode", "parse_rows", "problem_of_rows",
+    "parse_mode", "parse_rows", "parse_workloads", "problem_of_rows",
 ]  # fmt: skip
 
 MOST_SIZES = 8  # tuned for one file: each has a search of its own
@@ -120,6 +121,33 @@ def problem_of_rows(rows: Sequence[int]) -> str:
     if len(rows) > MOST_SIZES:
         return f"expected at most {MOST_SIZES} values, got {len(rows)}"
     return ""
+
+
+def parse_workloads(value: object) -> tuple[WorkloadName, ...]:
+    """Read a list of names of `WORKLOADS`, or `given,ordinary`; return them in their usual order.
+
+    Raises:
+        ValueError: it is neither, a name is unknown or there twice, or `given` is not among them:
+            all other figures of a file are of that.
+    """
+    names = value.split(",") if isinstance(value, str) else value
+    expected = f"expected a list of {' and '.join(WORKLOADS)}, such as [given]"
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"{expected}, got {shown(value)}")
+    names = [name.strip() for name in names]
+    if not any(names):
+        raise ValueError(f"{expected}, got none\n  hint: leave the key out for all of them")
+    for name in names:
+        if name not in WORKLOADS:
+            raise ValueError(with_known(f"unknown workload {name!r}", name, WORKLOADS))
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is there twice\n  hint: write it once")
+    if "given" not in names:
+        raise ValueError(
+            f"given is missing, got {', '.join(names)}\n"
+            "  hint: write [given, ordinary]; the least of both counts"
+        )
+    return tuple(name for name in WORKLOADS if name in names)
 
 
 def parse_device(value: object) -> str:

@@ -34,6 +34,7 @@ from tuner.config.schema import (
 from tuner.config.space_section import read_parameters
 from tuner.errors import ConfigError, did_you_mean
 from tuner.problem.accuracy import Accuracy
+from tuner.problem.ordinary import WorkloadName
 from tuner.run import Run
 from tuner.space.constraints import Constraint, Parameter
 from tuner.trial import Value
@@ -46,6 +47,7 @@ OVERRIDES = {  # what the command line may set, and where it stands in the file
     "mode": "problem.mode",
     "batch": "problem.sizes.batch",
     "accuracy": "accuracy",
+    "workloads": "workloads",
     "time": "time",
     "effort": "effort",
     "sampler": "search.sampler",
@@ -75,6 +77,7 @@ class RunConfig(Section):
         path: the file, as the user named it.
         text: the file as read.
         space: the declared parameters; `template` is among them where the file lists it.
+        workloads: the data that the file is for; its speed-up is the least over them.
         constraints: with `path:line` as their origin.
         listed: the size of which several values are tuned, None where each has one. Of these
             `problem` has the largest, unless another one was named.
@@ -89,6 +92,7 @@ class RunConfig(Section):
     listed: Listed | None = None
     device: str
     accuracy: Accuracy
+    workloads: tuple[WorkloadName, ...]
     space: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...]
     time_s: float | None
@@ -103,6 +107,11 @@ class RunConfig(Section):
         sizes = {**self.problem.sizes, self.listed.name: size}
         problem = self.problem.model_copy(update={"sizes": sizes})
         return self.model_copy(update={"problem": problem})
+
+    @property
+    def has_ordinary(self) -> bool:
+        """Whether ordinary data are timed beside the given ones."""
+        return "ordinary" in self.workloads
 
     def problem_at(
         self, place: str, message: str, *, known: Sequence[str] = (), hint: str = ""
@@ -211,6 +220,7 @@ def parse_config(
         listed=listed,
         device=file.device,
         accuracy=file.accuracy,
+        workloads=file.workloads,
         space=space,
         constraints=tuple(constraints),
         time_s=file.time_s,

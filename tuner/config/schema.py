@@ -26,10 +26,12 @@ from tuner.config.quantities import (
     parse_duration,
     parse_fraction,
     parse_mode,
+    parse_workloads,
 )
 from tuner.errors import ExpressionError
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
+from tuner.problem.ordinary import WORKLOADS, WorkloadName
 from tuner.space.expression import Expression
 
 __all__ = [
@@ -170,12 +172,14 @@ class _ConstraintEntry(Section):
 class File(Section):
     """The whole file; `space` is read by `space_section`, since its keys are the user's.
 
-    `time_s` is for everything, until the verified file; None is without a limit.
+    `workloads` are the data that the file is for: its speed-up is the least over them. `time_s` is
+    for everything, until the verified file; None is without a limit.
     """
 
     problem: ProblemSection
     device: Annotated[str, BeforeValidator(parse_device)] = "auto"
     accuracy: Annotated[Accuracy, BeforeValidator(parse_accuracy)] = Accuracy()
+    workloads: Annotated[tuple[WorkloadName, ...], BeforeValidator(parse_workloads)] = WORKLOADS
     space: dict[str, Any] = {}
     constraints: tuple[_ConstraintEntry, ...] = ()
     time_s: Annotated[float | None, BeforeValidator(parse_duration)] = Field(

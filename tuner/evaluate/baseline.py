@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
-from typing import Any
 
 from tuner.check import crossing
-from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
-from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import wrong_element
 from tuner.evaluate.oracle import Oracle
-from tuner.evaluate.timed import WEIGHT_SEED, Timed
+from tuner.evaluate.timed import Timed
 from tuner.machine import gpu_memory
 from tuner.problem.accuracy import math_mode
-from tuner.problem.draws import ORDINARY, ORDINARY_WEIGHTS
 from tuner.trial import to_json
 
 __all__ = ["Baseline"]
@@ -40,44 +35,22 @@ class Baseline(Giver):
         self.operations, self.profile = self._timed.operations, self._timed.profile
         self.counted, self.rounding = self._timed.counted, self._timed.rounding
 
-    def timing_set(self, has_other_values: bool = False, lends: bool = False) -> Answer:
+    def timing_set(self, is_ordinary: bool = False, lends: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.
 
-        They are as the reference makes them, or ordinary ones: weights as after training, inputs
-        from a normal distribution; `values` says so. What a call costs may depend on them, and
-        on the mode, which goes with them. With `lends` contenders make rooms for large ones.
+        They are as the reference makes them, or ordinary ones; `values` says so. What a call costs
+        may depend on them, and on the mode, which goes with them. With `lends` contenders make
+        rooms for large ones.
         """
         values = AS_CONSTRUCTED
-        if has_other_values:
-            self._problem.randomise(self._timed.model, WEIGHT_SEED, "trained")
-            self._timed.inputs = RotatingInputs([])  # first, since there may be no memory for both
-            others, values = self._other_inputs()
-            self._timed.inputs = RotatingInputs(others)
-            self._timed.keeper.clear()
+        if is_ordinary:
+            values = self._timed.take_ordinary(self._problem)
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
         mode: crossing.Mode = "train" if self._timed.model.training else "eval"
         self._rooms.clear()
         packed, blobs = self._packed(crossing.Script(mode=mode), tensors, lends)
         return {**packed, "values": values}, blobs
-
-    def _other_inputs(self) -> tuple[list[Any], str]:
-        """Return normal inputs, or the reference's own where these end in an error, NaN or Inf."""
-        import torch
-
-        others = self._problem.make_inputs(
-            WEIGHT_SEED, distribution="normal", device=self._oracle.device
-        )
-        try:
-            with torch.no_grad():
-                outputs = self._problem.call(copy.deepcopy(self._timed.model), others)
-            is_finite = all(bool(y.isfinite().all()) for y in outputs)
-        except ProblemError:
-            is_finite = False
-        if is_finite:
-            return others, ORDINARY
-        given = self._problem.make_inputs(WEIGHT_SEED, device=self._oracle.device)
-        return given, ORDINARY_WEIGHTS
 
     def judge_timed(self, call: int, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on the output that a contender gave to its timed call `call`."""

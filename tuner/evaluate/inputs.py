@@ -20,12 +20,17 @@ class RotatingInputs:
     numbers of its set's first row become what no earlier call had, so that an answer that was kept
     is never right.
     Both sides of a race know what call i was given, without asking each other.
+
+    Attributes:
+        given: the inputs of the first set.
+        num_bytes: of all sets together.
     """
 
     def __init__(self, given: list[Any]) -> None:
         self.given = given
         num_bytes = sum(getattr(value, "nbytes", 0) for value in given)
         num_sets = NUM_INPUT_SETS if num_bytes < ALONE_FROM_BYTES else 1
+        self.num_bytes = num_sets * num_bytes
         self._sets = [given, *([_rolled(v, n) for v in given] for n in range(1, num_sets))]
         self._rows = [[_few_numbers(value) for value in values] for values in self._sets]
         self._kept = [[None if r is None else r.clone() for r in rows] for rows in self._rows]

@@ -15,9 +15,8 @@ from tuner.check.traits import traits_of
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
-from tuner.evaluate.process import RESERVE_BYTES, available_bytes
+from tuner.evaluate.process import RESERVE_BYTES, free_bytes
 from tuner.machine import gpu_memory
-from tuner.machine.platforms import platform_of
 from tuner.problem.accuracy import math_mode
 from tuner.trial import from_json, to_json
 
@@ -63,15 +62,15 @@ class Judge(Giver):
         extent = extent_of(problem, model, device)
         is_large = extent.device == "gpu" and extent.is_large
         share = LARGE_SHARE if is_large else KEPT_SHARE[extent.device]
-        self._room_bytes = int(share * _free_bytes(device))
+        self._room_bytes = int(share * free_bytes(device))
         total_bytes = gpu_memory.total_bytes(device)
-        self._weights_bytes = WEIGHTS_SHARE * (total_bytes or _free_bytes(device))
+        self._weights_bytes = WEIGHTS_SHARE * (total_bytes or free_bytes(device))
         self._short_bytes = max(SHORT_BYTES, SHORT_SHARE * total_bytes)
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
             "row_elements": extent.row_elements, "is_fixed": extent.is_fixed,
             "total_bytes": total_bytes,
-            "free_bytes": _free_bytes(device), "fixed_elements": extent.fixed_elements,
+            "free_bytes": free_bytes(device), "fixed_elements": extent.fixed_elements,
             "state_elements": sum(tensor.numel() for tensor in model.state_dict().values()),
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
@@ -111,7 +110,7 @@ class Judge(Giver):
             return self._kept[probe]
         gpu_memory.require_room(self._oracle.device)
         found = self._oracle.expected(probe)
-        if _free_bytes(self._oracle.device) < self._short_bytes:  # others have taken it
+        if free_bytes(self._oracle.device) < self._short_bytes:  # others have taken it
             self.free()
             return found
         size = found.num_bytes(without=WEIGHTS)  # those are kept anyway
@@ -176,12 +175,6 @@ class Judge(Giver):
         self._kept.clear()
         held_bytes = gpu_memory.free_all_unused(device)
         return {
-            "held_bytes": held_bytes, "most_bytes": most_bytes, "free_bytes": _free_bytes(device),
+            "held_bytes": held_bytes, "most_bytes": most_bytes, "free_bytes": free_bytes(device),
             "total_bytes": gpu_memory.total_bytes(device),
         }, ()  # fmt: skip
-
-
-def _free_bytes(device: str) -> int:
-    """Return the memory that is free where the tensors of that device live."""
-    free_bytes = platform_of(device).free_bytes(device)
-    return available_bytes() if free_bytes is None else free_bytes

@@ -33,6 +33,7 @@ from tuner.errors import WorkerError
 from tuner.evaluate.channel import Channel
 from tuner.machine.forkserver import MARKER, Process, start_process
 from tuner.machine.host import cgroup_folders
+from tuner.machine.platforms import platform_of
 
 __all__ = [
     "KILL_WAIT_S",
@@ -40,6 +41,7 @@ __all__ = [
     "Child",
     "available_bytes",
     "describe_exit",
+    "free_bytes",
     "kill_tree",
 ]
 
@@ -182,6 +184,12 @@ def available_bytes() -> int:
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics.read_text(), re.M)
             left = min(left, bound - int(used.read_text()) + int(cached[1] if cached else 0))
     return left
+
+
+def free_bytes(device: str) -> int:
+    """Return the memory that is free where the tensors of that device live."""
+    found = platform_of(device).free_bytes(device)
+    return available_bytes() if found is None else found
 
 
 @functools.cache

@@ -24,7 +24,7 @@ class Race:
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
     In a process memory ran out `num_shortages` times, also where nothing said so.
-    `elsewhere` is the same race on the values that `elsewhere_on` names, and `steps` one of steps
+    `elsewhere` is the same race on the data that `elsewhere_on` names, and `steps` one of steps
     of training, forward and gradients, if they were asked for; `failure` says why there are none
     of those. `falls_back` says whose timed call ran the reference's own operations. `compiled`
     is the lane of the reference as torch.compile makes it, 0 where it is in none, and `answer` the
@@ -73,16 +73,26 @@ class Race:
         return notes
 
     def clearly_behind(self, lanes: Sequence[int]) -> list[int]:
-        """Return those of the lanes that were slower than the fastest one in every set."""
-        medians = {n: [statistics.median(rounds) for rounds in self[n]] for n in lanes}
-        fastest = min(lanes, key=lambda n: statistics.fmean(medians[n]), default=0)
+        """Return those of the lanes whose least speed-up was below the best one's in every set."""
+        times = {n: self._relative_times(n) for n in lanes}
+        best = min(lanes, key=lambda n: statistics.fmean(times[n]), default=0)
         return [
             n
             for n in lanes
-            if all(
-                m > (1.0 + BEHIND) * f for m, f in zip(medians[n], medians[fastest], strict=True)
-            )
+            if all(t > (1.0 + BEHIND) * b for t, b in zip(times[n], times[best], strict=True))
         ]
+
+    def _relative_times(self, lane: int) -> list[float]:
+        """Return a lane's time over the baseline's in each set, on the data where that is most."""
+        of_data = [
+            [
+                statistics.median(own) / statistics.median(baseline)
+                for own, baseline in zip(race[lane], race[0], strict=True)
+            ]
+            for race in (self, self.elsewhere)
+            if race is not None
+        ]
+        return [max(times) for times in zip(*of_data, strict=True)]
 
 
 def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalist:
@@ -104,7 +114,10 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         baseline_samples_us=_frozen(race.bursts[0][: len(own)]),
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
-        elsewhere=None if elsewhere is None else speedup_of(elsewhere[0], elsewhere[lane]),
+        elsewhere_samples_us=() if elsewhere is None else _frozen(elsewhere.bursts[lane]),
+        elsewhere_baseline_samples_us=()
+        if elsewhere is None
+        else _frozen(elsewhere.bursts[0][: len(own)]),
         elsewhere_on=race.elsewhere_on,
         step=speedup_of(steps[0], steps[lane])
         if steps is not None and steps.bursts[lane]

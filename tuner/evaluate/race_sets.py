@@ -135,7 +135,7 @@ class RaceSets:
         for contender, refusal in zip(contenders, refusals, strict=True):
             raise_if(contender, refusal)
 
-    def give(self, racers: Sequence[Worker], has_other_values: bool = False) -> str:
+    def give(self, racers: Sequence[Worker], is_ordinary: bool = False) -> str:
         """Let the baseline's process share its weights and inputs; say in words what they are."""
         baseline = racers[0]
 
@@ -145,7 +145,7 @@ class RaceSets:
         if not self._is_lending_known:
             self.lends = can_lend(racers[1], ask, CALL_TIMEOUT_S)
             self._is_lending_known = True
-        reply = ask("timing_set", {"has_other_values": has_other_values, "lends": self.lends})
+        reply = ask("timing_set", {"is_ordinary": is_ordinary, "lends": self.lends})
 
         def give(racer: Worker) -> None:
             try:

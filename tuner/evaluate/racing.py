@@ -30,7 +30,7 @@ __all__ = ["Racer"]
 
 BURST_S = 0.05  # of samples from one process before the next one's turn
 MIN_ROUNDS = 8  # turns of each process
-FEW_ROUNDS = 4  # on other values, where a large difference is looked for
+FEW_ROUNDS = 4  # of each process, at least, on ordinary data
 MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
 FEW_WARM_UPS = 2  # of processes that have raced before
@@ -39,8 +39,7 @@ MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
-SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
-SHARE_ELSEWHERE = 0.25  # of the samples, then
+SHARE_ELSEWHERE = 0.25  # of the samples, once more, on ordinary data
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -73,7 +72,7 @@ class Racer:
         *,
         num_processes: int,
         seconds: float,
-        has_other_values: bool = False,
+        has_ordinary: bool = False,
         has_steps: bool = False,
         on_round: Callable[[float], None] = lambda _: None,
         until_s: float | None = None,
@@ -93,8 +92,8 @@ class Racer:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
-            has_other_values: whether the first sets race on ordinary values as well; not where a
-                GPU's memory does not hold these besides.
+            has_ordinary: whether each set races on ordinary data as well; not where a GPU's
+                memory does not hold these besides.
             has_steps: whether the first sets race steps of training as well.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
@@ -104,17 +103,17 @@ class Racer:
                 starts with the contender's name.
         """
 
-        def race(has_other_values: bool) -> Race:
+        def race(has_ordinary: bool) -> Race:
             return self._race(
-                contenders, num_processes, seconds, has_other_values, has_steps, on_round, until_s
+                contenders, num_processes, seconds, has_ordinary, has_steps, on_round, until_s
             )
 
         try:
-            return race(has_other_values)
+            return race(has_ordinary)
         except TunerError as error:
-            if not (has_other_values and self._is_gpu and is_of_memory(error)):
+            if not (has_ordinary and self._is_gpu and is_of_memory(error)):
                 raise
-        return race(False)  # other values are as many bytes as the given ones, in each process
+        return race(False)  # ordinary data are as many bytes as the given ones, in each process
 
     @waits_for_memory
     def _race(
@@ -122,14 +121,14 @@ class Racer:
         contenders: Sequence[Contender],
         num_processes: int,
         seconds: float,
-        has_other_values: bool,
+        has_ordinary: bool,
         has_steps: bool,
         on_round: Callable[[float], None],
         until_s: float | None,
     ) -> Race:
         race = Race([[] for _ in range(len(contenders) + 1)])
         self._num_shortages = 0
-        if has_other_values:
+        if has_ordinary:
             race.elsewhere = Race([[] for _ in race])
         if has_steps:
             race.steps = Race([[] for _ in race])
@@ -200,13 +199,13 @@ class Racer:
                     race.falls_back[lane] = not contender.is_ours and (
                         self._calls.is_own_path(racers[0], racers[place])
                     )
-        if race.elsewhere is not None and number < SETS_ELSEWHERE:
+        if race.elsewhere is not None:
             with self._turns.alone():
-                race.elsewhere_on = self._given(racers, has_other_values=True)
+                race.elsewhere_on = self._given(racers, is_ordinary=True)
                 short_s = seconds * SHARE_ELSEWHERE
                 turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
-            for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
-                bursts.append(rounds)
+            for lane, rounds in zip((0, *lanes), turns, strict=True):
+                race.elsewhere.bursts[lane].append(rounds)
             with self._turns.shared():
                 self._judge_kept(racers, active)
         if race.steps is not None and number < MIN_SETS:
@@ -236,10 +235,10 @@ class Racer:
                 refusal = self._clock.refusal(racers, reported_us, place, is_bound_here)
             raise_if(contender, refusal)
 
-    def _given(self, racers: Sequence[Worker], has_other_values: bool = False) -> str:
+    def _given(self, racers: Sequence[Worker], is_ordinary: bool = False) -> str:
         """Give all of them what they are timed on; return what it is."""
         self._calls.forget()
-        return self._sets.give(racers, has_other_values)
+        return self._sets.give(racers, is_ordinary)
 
     def _judge_kept(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Raise where the output of a call that was timed is wrong."""

@@ -38,7 +38,9 @@ SURPRISING = 1.6  # times as fast as the best before: the baseline is timed agai
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 # Where memory is scarce: blocks that were split held 15 of 80 GB, which a tensor of 16 lacked.
 SPARING = "expandable_segments:True"
-RACE_MARGIN = 1.1  # a candidate is stopped early when clearly slower than this times the best
+# A candidate is stopped early when clearly slower than this times the best, and timed on ordinary
+# data when it is not slower than that.
+RACE_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,15 @@ class Terms:
         max_noise: relative noise at which sampling stops.
         stop_slow: whether it stops as well where the candidate is clearly slower than the best.
         seed: of the screening probes.
+        has_ordinary: whether the baseline, and candidates near the best, are timed on ordinary
+            data as well.
     """
 
     screen_s: float
     max_noise: float
     stop_slow: bool
     seed: int
+    has_ordinary: bool = False
 
 
 class Runner:
@@ -193,7 +198,7 @@ class Runner:
         Args:
             candidate: as it was rendered.
             build: of it, which succeeded.
-            best_us: the least time that the search knows.
+            best_us: the least time that the search knows, as it ranks them.
 
         Raises:
             WorkerError: the worker cannot be started any more.
@@ -207,15 +212,15 @@ class Runner:
 
     def _screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:
         assert build.artefact is not None
-        stop_above_us = None
-        if self._terms.stop_slow and best_us is not None:
-            stop_above_us = best_us * RACE_MARGIN
+        near_us = None if best_us is None else best_us * RACE_MARGIN
         payload = {
             "candidate": to_json(candidate),
             "artefact": build.artefact,
             "budget_s": self._terms.screen_s,
             "max_noise": self._terms.max_noise,
-            "stop_above_us": stop_above_us,
+            "stop_above_us": near_us if self._terms.stop_slow else None,
+            "has_ordinary": self._terms.has_ordinary,
+            "near_us": near_us,
         }
         seconds: dict[str, float] = {}
         self.was_killed = False
@@ -251,7 +256,11 @@ class Runner:
         if reason:  # the measurement is kept, to be looked at
             return Outcome(Status.CORRECTNESS, reason, build, check, measurement, seconds)
         if self.baseline is not None:
-            measurement = replace(measurement, anchor_us=self.baseline.latency_us)
+            measurement = replace(
+                measurement,
+                anchor_us=self.baseline.latency_us,
+                ordinary_anchor_us=measurement.ordinary_us and self.baseline.ordinary_us,
+            )
         return Outcome(Status.CORRECT, "", build, check, measurement, seconds)
 
     def _is_borderline(self, measurement: Mapping[str, Any] | None, best_us: float | None) -> bool:
@@ -281,7 +290,12 @@ class Runner:
         Raises:
             JobFailed, WorkerError: the worker cannot do so.
         """
-        payload = {"budget_s": 4 * self._terms.screen_s, "max_noise": self._terms.max_noise}
+        terms = self._terms
+        payload = {
+            "budget_s": 4 * terms.screen_s,
+            "max_noise": terms.max_noise,
+            "has_ordinary": terms.has_ordinary,
+        }
         with self._quiet(), self._turns.alone():
             reply = self._worker.call("time_baseline", payload, timeout_s=SCREEN_TIMEOUT_S)
         self.baseline = from_json(Measurement, json.dumps(reply.data["measurement"]))

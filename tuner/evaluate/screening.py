@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,10 +16,12 @@ from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.check.refusals import extent_of
+from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import constructed, fused, module_of
 from tuner.evaluate.oracle import Oracle
-from tuner.evaluate.timed import Timed, spoilt_by_cuda_errors
+from tuner.evaluate.process import free_bytes
+from tuner.evaluate.timed import WEIGHT_SEED, Timed, spoilt_by_cuda_errors
 from tuner.kernel.binding import BoundOp, bind
 from tuner.machine import gpu_memory
 from tuner.problem.accuracy import math_mode
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Screening"]
 
 KEPT_SHARE = 0.15  # of a GPU's memory, for what is expected of each candidate
+ORDINARY_SHARE = 0.2  # of the memory that is free, at most, for ordinary data
 
 
 class Screening:
@@ -41,6 +45,8 @@ class Screening:
         self._model: torch.nn.Module | None = None
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
+        self._ordinary: Timed | None = None  # the same on ordinary data, once it was asked for
+        self._was_ordinary_asked = False
         mode: Literal["train", "eval"] = "train" if self._timed.model.training else "eval"
         extent = extent_of(oracle.problem, self._timed.model, oracle.device)
         self._asked = probes.screening_probes(seed, extent, mode)
@@ -58,8 +64,15 @@ class Screening:
         budget_s: float,
         max_noise: float,
         stop_above_us: float | None,
+        has_ordinary: bool = False,
+        near_us: float | None = None,
     ) -> Answer:
-        """Check one of the user's own candidates in place, then time it if it is right."""
+        """Check one of the user's own candidates in place, then time it if it is right.
+
+        With `has_ordinary` it is timed on ordinary data as well, if it takes no more than
+        `near_us` on the given ones (None: however long it takes) and the reference could be timed
+        on them.
+        """
         subject = from_json(Candidate, candidate)
         start_s = time.perf_counter()
         operator = bind(subject.plan, subject.language, Path(artefact))
@@ -72,20 +85,55 @@ class Screening:
                 "check_s": checked_s - start_s,
             }
             if checked.is_accepted:
-                measured = self._measured(operator, budget_s, max_noise, stop_above_us)
-                data["measurement"] = json.loads(to_json(measured))
+                timed, ordinary = self._timed, self._ordinary if has_ordinary else None
+                measured = self._measured(timed, operator, budget_s, max_noise, stop_above_us)
                 if not measured.is_censored:  # what cannot win need not be looked at again
                     again = self._checked_again(operator)
                     data["after_timing"] = "" if again.is_accepted else again.reason
+                    is_near = near_us is None or measured.latency_us <= near_us
+                    if ordinary is not None and is_near and again.is_accepted:
+                        found = self._measured(ordinary, operator, budget_s, max_noise, None)
+                        measured = replace(measured, ordinary_us=found.latency_us)
+                data["measurement"] = json.loads(to_json(measured))
                 data["measure_s"] = time.perf_counter() - checked_s
         operator.unload()
         return data, ()
 
-    def time_baseline(self, budget_s: float, max_noise: float) -> Answer:
-        """Time the reference as a candidate is timed; say how often memory ran out until then."""
+    def time_baseline(
+        self, budget_s: float, max_noise: float, has_ordinary: bool = False
+    ) -> Answer:
+        """Time the reference as a candidate is timed; say how often memory ran out until then.
+
+        With `has_ordinary` it is timed on ordinary data as well, where there is room for them.
+        """
         found = self._timed.measure(self._timed.model, budget_s, max_noise, None)
         num_shortages = gpu_memory.num_shortages(self._oracle.device)
+        if has_ordinary and not self._was_ordinary_asked:
+            self._ordinary, self._was_ordinary_asked = self._taken_ordinary(), True
+        if self._ordinary is not None:
+            model = self._ordinary.model
+            ordinary = self._ordinary.measure(model, budget_s, max_noise, None)
+            found = replace(found, ordinary_us=ordinary.latency_us)
         return {"measurement": json.loads(to_json(found)), "num_shortages": num_shortages}, ()
+
+    def _taken_ordinary(self) -> Timed | None:
+        """Return the reference to be timed on ordinary data; None without room, or if it fails."""
+        import torch
+
+        device = self._oracle.device
+        state = self._timed.model.state_dict().values()
+        num_bytes = self._timed.inputs.num_bytes + sum(tensor.nbytes for tensor in state)
+        if num_bytes > ORDINARY_SHARE * free_bytes(device):
+            return None
+        timed = Timed(device, self._oracle.accuracy)
+        timed.take(self._problem.make_model(WEIGHT_SEED, device, is_quick=True), [])
+        timed.take_ordinary(self._problem)
+        try:
+            with torch.no_grad():
+                self._problem.call(timed.model, timed.inputs[0])
+        except ProblemError:  # even on its own inputs, with such weights
+            return None
+        return timed
 
     def _screened(self, operator: BoundOp) -> tuple[Check, bool]:
         """Return the verdict, and whether it is that the candidate raised."""
@@ -143,11 +191,17 @@ class Screening:
         return lambda: model
 
     def _measured(
-        self, operator: BoundOp, budget_s: float, max_noise: float, stop_above_us: float | None
+        self,
+        timed: Timed,
+        operator: BoundOp,
+        budget_s: float,
+        max_noise: float,
+        stop_above_us: float | None,
     ) -> Measurement:
-        model = self._candidate_model(operator)().train(self._timed.model.training)
-        model.load_state_dict(self._timed.model.state_dict())
-        return self._timed.measure(model, budget_s, max_noise, stop_above_us, is_bound_here=True)
+        """Measure a candidate on the data of `timed`."""
+        model = self._candidate_model(operator)().train(timed.model.training)
+        model.load_state_dict(timed.model.state_dict())
+        return timed.measure(model, budget_s, max_noise, stop_above_us, is_bound_here=True)
 
     def _checked_again(self, operator: BoundOp) -> ProbeResult:
         """Judge one more output of the module that was just timed, in the state that left it."""

@@ -25,6 +25,7 @@ from tuner.machine.device import describe
 from tuner.machine.gpu_memory import num_shortages
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.ordinary import made_ordinary
 from tuner.problem.reference import Problem
 from tuner.trial import Measurement
 from tuner.wording import one_line
@@ -82,6 +83,14 @@ class Timed:
         """Time the reference on its own inputs from now on."""
         self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
         self.inputs = RotatingInputs(problem.make_inputs(WEIGHT_SEED, device=self._device))
+
+    def take_ordinary(self, problem: Problem) -> str:
+        """Time the reference that was taken on ordinary data from now on; say what they are."""
+        self.inputs = RotatingInputs([])  # first, since there may be no memory for both
+        self.keeper.clear()
+        inputs, words = made_ordinary(problem, self.model, WEIGHT_SEED, self._device)
+        self.inputs = RotatingInputs(inputs)
+        return words
 
     def measure(
         self,

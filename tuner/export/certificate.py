@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from tuner.by_batch import ByBatch
 from tuner.errors import InputError
 from tuner.problem.modes import TuneMode
+from tuner.problem.ordinary import WorkloadName
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import Interval, ProbeResult, from_json, to_json
 
@@ -53,15 +54,21 @@ class AtSize:
     baseline_us: float | None = None
     num_throttled: int = 0
     samples_us: Samples = ()
+    ordinary: Interval | None = None  # on ordinary data, where it was raced on them
+    ordinary_samples_us: Samples = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """The claims of one file.
 
+    `interval`, times and samples are of the given data, `ordinary` is the speed-up on ordinary
+    ones; the least of both counts. `workloads` are the data on which the file was raced: those of
+    earlier releases claim nothing of others than the given ones.
+
     `clocks` and `versions` name the machine. A file of several tuned sizes has the largest in
     `sizes`, of which all claims are, and races of the others in `at_sizes`; the certificates of
-    earlier releases have none of these. The short form lacks `reference`, `samples_us` and most
+    earlier releases have none of these. The short form lacks `reference`, samples and most
     `probes`.
     """
 
@@ -76,7 +83,9 @@ class Certificate:
     is_deterministic: bool = True
     sizes: dict[str, int] = field(default_factory=dict)  # that replace the reference's own
     mode: TuneMode = "as_given"  # in which it was raced, and mostly asked
+    workloads: tuple[WorkloadName, ...] = ("given",)
     interval: Interval | None = None
+    ordinary: Interval | None = None
     latency_us: float | None = None
     baseline_us: float | None = None
     num_throttled: int = 0
@@ -93,6 +102,7 @@ class Certificate:
     probes: tuple[ProbeResult, ...] = ()
     reference: str = ""
     samples_us: Samples = ()
+    ordinary_samples_us: Samples = ()
     at_sizes: Annotated[tuple[AtSize, ...], Field(max_length=MOST_SIZES)] = ()
 
     def shortened(self) -> Certificate:
@@ -101,8 +111,11 @@ class Certificate:
         largest = sorted(others, key=lambda p: _ratio(p), reverse=True)[: NUM_SHOWN - 1]
         by_batch = self.by_batch and replace(self.by_batch, measured=(), others=())
         return replace(
-            self, probes=(*first, *largest), reference="", samples_us=(), by_batch=by_batch,
-            at_sizes=tuple(replace(each, samples_us=()) for each in self.at_sizes),
+            self, probes=(*first, *largest), reference="", samples_us=(), ordinary_samples_us=(),
+            by_batch=by_batch,
+            at_sizes=tuple(
+                replace(each, samples_us=(), ordinary_samples_us=()) for each in self.at_sizes
+            ),
         )  # fmt: skip
 
 

@@ -208,9 +208,8 @@ class Problem:
 
         if distribution not in get_args(Distribution):
             raise ValueError(f"unknown distribution {distribution!r}")
-        inputs = self._given.shapes(batch, device) if draws_all(distribution) else None
-        if inputs is None:
-            inputs = self._given.drawn(seed, batch, device)
+        shapes = self._given.shapes(batch, device) if draws_all(distribution) else None
+        inputs = shapes or self._given.drawn(seed, batch, device)
         generator = torch.Generator(device=device).manual_seed(seed ^ 0x5EED)
         return [redistributed(x, distribution, generator) for x in inputs]
 

@@ -16,6 +16,7 @@ from tuner.review.workloads import (
     Workload,
     caveat_of,
     finalist_of,
+    headline_of,
     least_of,
     tone_of,
     workloads_of,
@@ -160,7 +161,7 @@ def shown(run: Run, tally: Tally) -> Shown:
 
 
 def _worth(result: Result | None) -> tuple[Interval | None, bool, bool]:
-    """Return the interval of the exported file, or of the winner, and what it is worth.
+    """Return the headline's interval, of the exported file or the winner, and what it is worth.
 
     That is whether the file was rejected, and whether there are samples that give the interval,
     of a file that has kernels of its own.
@@ -169,7 +170,8 @@ def _worth(result: Result | None) -> tuple[Interval | None, bool, bool]:
     if finalist is None:
         return None, False, False
     is_rejected = bool(finalist.error) or not finalist.check.is_accepted
-    return finalist.interval, is_rejected, bool(finalist.samples_us) and not finalist.falls_back
+    interval, _ = headline_of(finalist)
+    return interval, is_rejected, bool(finalist.samples_us) and not finalist.falls_back
 
 
 def _age_s(name: str, tally: Tally) -> float:

@@ -189,14 +189,15 @@ def _tail(path: Path) -> str:
 
 def _verdict_words(entry: Finalist) -> str:
     """Return what the check or the race said of a finalist, in one line."""
-    i = entry.interval
+    i = entry.least
     if entry.error or not entry.check.is_accepted:
         reason = one_line(entry.check.reason or entry.error) or "no reason was recorded"
         return f"trial {entry.trial}: rejected: {reason}"
     if i is None:
         return f"trial {entry.trial}: accepted on every probe, not raced yet"
     speedup, low, high = (ratio_words(value) for value in (i.speedup, i.low, i.high))
-    return f"trial {entry.trial}: {entry.verdict}, {speedup} ({low} to {high})"
+    on = f" on {entry.least_on}" if entry.least_on else ""
+    return f"trial {entry.trial}: {entry.verdict}, {speedup} ({low} to {high}){on}"
 
 
 class _Kept:

@@ -156,7 +156,8 @@ class RunData:
             for trial in self.trials:
                 if trial.number == self.result.winner:
                     return trial
-        return min(correct_trials(self.trials), key=latency_us_of, default=None)
+        correct = correct_trials(self.trials)
+        return min(correct, key=lambda trial: trial.outcome.ranked_us or math.inf, default=None)
 
     @property
     def compiled_us(self) -> float | None:

@@ -43,6 +43,7 @@ from tuner.review.workloads import (
     tone_words,
     trust_of,
     untimed_of,
+    workload_words,
     workloads_of,
 )  # fmt: skip
 from tuner.run import Outlook, Run
@@ -70,7 +71,8 @@ class Summary:
     """What the page and the terminal both say of a run.
 
     `latency_us`, `noise` and `baseline_us` come from the record of the exported file where there
-    is one, else from the winner's race, else from screening; `measured` says which. `probes` are
+    is one, else from the winner's race, else from screening; `measured` says which. `interval` is
+    of the least speed-up over the data that were raced. `probes` are
     the errors against float64 beside the baseline's own. `workloads` are all that was timed of
     the file, `caveat` what is materially less than the headline, `tone` the colour of both,
     `tone_words` what that says, `trust` what stands behind them, in one line, `untimed` on what
@@ -138,7 +140,7 @@ def summary(run: Run) -> Summary:
 def summary_of(run_data: RunData) -> Summary:
     """Say what a run found, from its records."""
     result, finalist, best = run_data.result, run_data.finalist, run_data.best
-    interval = finalist.interval if finalist else None
+    interval = finalist.least if finalist else None
     latency_us, noise, baseline_us, measured = _figures_of(run_data)
     headline, of_size = headline_of(finalist) if finalist else (None, "")
     kind, verdict = _verdict(run_data, headline, latency_us, baseline_us)
@@ -209,6 +211,8 @@ def _figures_of(run_data: RunData) -> tuple[float | None, float | None, float | 
     if finalist is not None and finalist.latency_us is not None:
         is_export = run_data.result is not None and run_data.result.exported is finalist
         what = "the exported file" if is_export else "the winner"
+        if finalist.least_on:  # the headline is of others
+            what += ", on the reference's own weights and inputs"
         words = f"{what}, raced against PyTorch in fresh processes"
         return finalist.latency_us, finalist.noise, baseline_us, words
     measurement = best.outcome.measurement if best else None
@@ -318,6 +322,7 @@ def format_summary(summary: Summary) -> str:
     pairs = [
         ("verdict", s.verdict + (f"; {s.certainty}" if s.certainty else "")),
         ("but", s.caveat),
+        ("workloads", workload_words(s.workloads)),
         (
             "latency",
             f"{latency}, PyTorch {us_words(s.baseline_us)}{eager}; {s.measured}"

@@ -223,6 +223,13 @@ def trial_columns(run_data: RunData) -> list[Column]:
     ]
     after = [column for column in after if any(v is not None for v in column.values)]
     after += [
+        column
+        for column in (
+            _column("ordinary_speedup", "on ordinary", "ratio", trials, ordinary_speedup_of),
+        )
+        if any(value is not None for value in column.values)
+    ]
+    after += [
         _column("build_s", "build s", "seconds", trials, lambda t: _seconds(t, "build")),
         _column("check_s", "check s", "seconds", trials, lambda t: _seconds(t, "check")),
         _column("measure_s", "measure s", "seconds", trials, lambda t: _seconds(t, "measure")),
@@ -257,6 +264,14 @@ def noise_of(trial: Trial) -> float | None:
     """Return how the times of a trial scatter; None where it was not timed."""
     measurement = trial.outcome.measurement
     return measurement.noise if measurement is not None else None
+
+
+def ordinary_speedup_of(trial: Trial) -> float | None:
+    """Return a trial's speed-up on ordinary data at screening; None where it was not timed."""
+    measured = trial.outcome.measurement
+    if measured is None or not measured.ordinary_us or not measured.ordinary_anchor_us:
+        return None
+    return measured.ordinary_anchor_us / measured.ordinary_us
 
 
 def speedup_of(trial: Trial, run_data: RunData) -> float | None:

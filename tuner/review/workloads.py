@@ -1,8 +1,8 @@
 """What a verified file was timed on, each with its interval, and the least of them.
 
-The headline is of the reference's weights as constructed and of its inputs. Other values and a
-step of training may be slower than that, and `torch.compile` may be faster: who reads one number
-must read the least one as well.
+The headline is the least over the data that the file is for: the reference's own weights and
+inputs, and ordinary ones. A step of training may be slower than that, and `torch.compile` may be
+faster: who reads one number must read the least one as well.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner.problem.ordinary import GIVEN_ALONE
 from tuner.review.formatting import count_words, ratio_words
 from tuner.trial import SAME_SPEED, Compiled, Finalist, Interval, ProbeResult, Result
 
@@ -29,6 +30,7 @@ __all__ = [
     "tone_words",
     "trust_of",
     "untimed_of",
+    "workload_words",
     "workloads_of",
 ]  # fmt: skip
 
@@ -42,13 +44,15 @@ Tone = Literal["good", "caution", "even", "bad"]
 class Workload:
     """Speed over PyTorch in one situation; `is_ours` is False of torch.compile's own.
 
-    `note` is what must be known of it besides.
+    The headline is the least of those that are `is_headline`. `note` is what must be known of it
+    besides.
     """
 
     name: str
     interval: Interval
     is_ours: bool = True
     note: str = ""
+    is_headline: bool = True
 
     @property
     def words(self) -> str:
@@ -77,15 +81,20 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
     if finalist.elsewhere is not None:
         found.append(Workload(f"on {finalist.elsewhere_on}", finalist.elsewhere))
     if finalist.step is not None:
-        found.append(Workload("in a step of training", finalist.step))
+        step = Workload("in a step of training", finalist.step, is_headline=False)
+        found.append(step)
     for size, race in finalist.at_sizes.items():
         if race.interval is not None and race.interval != finalist.interval:
             found.append(Workload(f"at {size}", race.interval))
+        if race.elsewhere is not None and race.elsewhere != finalist.elsewhere:
+            found.append(Workload(f"on {race.elsewhere_on} at {size}", race.elsewhere))
         if race.step is not None and race.step != finalist.step:
-            found.append(Workload(f"in a step of training at {size}", race.step))
+            name = f"in a step of training at {size}"
+            found.append(Workload(name, race.step, is_headline=False))
     if result.compiled is not None and result.compiled.interval is not None:
         name, note = "torch.compile", answer_words(result.compiled)
-        found.append(Workload(name, result.compiled.interval, is_ours=False, note=note))
+        theirs = result.compiled.interval
+        found.append(Workload(name, theirs, is_ours=False, note=note, is_headline=False))
     return tuple(found)
 
 
@@ -108,32 +117,42 @@ def answer_words(compiled: Compiled) -> str:
 
 
 def headline_of(finalist: Finalist) -> tuple[Interval | None, str]:
-    """Return the interval that is shown first, and of which size it is.
+    """Return the interval that is shown first, and of which size and data it is.
 
-    Of several tuned sizes it is that with the least speed-up; else there are no words.
+    It is the least over the tuned sizes and the data; there are no words where that is of the one
+    size, and on the reference's own data the same but for noise.
     """
-    races = {size: race.interval for size, race in finalist.at_sizes.items() if race.interval}
-    if not races:
-        return finalist.interval, ""
-    size = min(races, key=lambda size: races[size].speedup)
-    return races[size], f" at {size}, the least of {len(finalist.at_sizes)} tuned sizes"
+    races = {size: race for size, race in finalist.at_sizes.items() if race.least is not None}
+    size = min(races, key=lambda size: _speedup(races[size]), default="")
+    least = races.get(size, finalist)
+    words = f" on {least.least_on}" if least.least_on else ""
+    if size:
+        return least.least, f"{words} at {size}, the least of {len(finalist.at_sizes)} tuned sizes"
+    return least.least, words and f"{words}, the least of its workloads"
+
+
+def _speedup(finalist: Finalist) -> float:
+    return finalist.least.speedup if finalist.least is not None else math.inf
 
 
 def caveat_of(workloads: Sequence[Workload]) -> str:
     """Return what is materially less than the headline says; empty where nothing is.
 
-    That is a workload whose interval lies below the headline's by more than another process would
-    explain, or `torch.compile` above it.
+    That is a workload that does not count for it, whose interval lies below the headline's by more
+    than another process would explain, or `torch.compile` above the file on the same data.
     """
     if not workloads:
         return ""
-    head, *others = workloads
+    head = min(
+        (w for w in workloads if w.is_headline), key=lambda workload: workload.interval.speedup
+    )
+    others = [w for w in workloads if not w.is_headline]
     less = [w for w in others if w.is_ours and _is_below(w.interval, head.interval)]
     said = [w.words for w in sorted(less, key=lambda w: w.interval.speedup)]
     said += [
         f"torch.compile is faster: {ratio_words(w.interval.speedup)}{w.note}"
         for w in others
-        if not w.is_ours and _is_below(head.interval, w.interval)
+        if not w.is_ours and _is_below(workloads[0].interval, w.interval)
     ]
     return "; ".join(said)
 
@@ -166,6 +185,14 @@ def tone_words(tone: Tone, kind: str) -> str:
     }.get(tone, "")
 
 
+def workload_words(workloads: Sequence[Workload]) -> str:
+    """Return the speed-up on each of the data that the headline is the least of, in one line."""
+    counted = [w for w in workloads if w.is_headline]
+    if len(counted) == 1:
+        return f"timed {GIVEN_ALONE}"
+    return "; ".join(w.words for w in counted)
+
+
 def trust_of(result: Result | None) -> str:
     """Return what stands behind the figures, in one line; empty where nothing was verified."""
     finalist = finalist_of(result)
@@ -192,7 +219,7 @@ def untimed_of(result: Result | None) -> str:
     if finalist is None or result is None:
         return ""
     found = {
-        "on other weights and inputs": finalist.elsewhere,
+        "on ordinary weights and inputs": finalist.elsewhere,
         "in a step of training": finalist.step,
         "beside torch.compile": result.compiled and result.compiled.interval,
     }

@@ -89,7 +89,7 @@ class Finisher(Generic[P]):
 
     Args:
         evaluator: of the search.
-        best_us: the least time that the search knows.
+        best_us: the least time that the search knows, as trials are ranked.
         at_once: how many candidates are finished at the same time.
     """
 
@@ -180,7 +180,7 @@ class Finisher(Generic[P]):
         with self._change:
             item.ended = time.monotonic()
             item.outcome = outcome
-            if outcome.latency_us is not None:
-                self._best_us = min(self._best_us or outcome.latency_us, outcome.latency_us)
+            if outcome.ranked_us is not None:
+                self._best_us = min(self._best_us or outcome.ranked_us, outcome.ranked_us)
             self._num_done += 1
             self._change.notify_all()

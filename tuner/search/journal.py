@@ -63,7 +63,7 @@ def add_previous(study: optuna.Study, space: SearchSpace, previous: Sequence[Tri
         study.add_trial(
             optuna.create_trial(
                 state=_STATE[trial.outcome.status],
-                value=trial.outcome.latency_us,
+                value=trial.outcome.ranked_us,
                 params=encoded(trial.params, space),
                 distributions=named,
                 user_attrs=_attributes(trial.outcome),
@@ -75,8 +75,8 @@ def tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
     """Tell a study what became of a trial that it asked for."""
     for name, value in _attributes(outcome).items():
         trial.set_user_attr(name, value)
-    if outcome.latency_us is not None:
-        study.tell(trial, outcome.latency_us)
+    if outcome.ranked_us is not None:
+        study.tell(trial, outcome.ranked_us)
     else:
         study.tell(trial, state=_STATE[outcome.status])
 

@@ -160,7 +160,7 @@ def _loop(
     """
     known = {trial.question: trial for trial in replayed}
     number = asked = len(previous) - len(replayed)
-    best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
+    best_us = min((t.outcome.ranked_us for t in previous if t.outcome.ranked_us), default=None)
     tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
     most, end = max(budget.trials, len(previous), *(n + 1 for n in known)), ""
     flying: list[InFlight[P]] = []

@@ -1,0 +1,218 @@
+"""What a search and a race are for: the reference's own data alone, or ordinary ones as well.
+
+The operator of `tiny_operator`, whose reference gives zeros. One template is fast on zeros and
+slow on all else, another one always takes the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import tune
+from tiny_operator import NAME, REFERENCE, config_text, write_family
+
+from tuner.evaluate.race import Race, finalist
+from tuner.export.certificate import read_certificate
+from tuner.problem.draws import ORDINARY
+from tuner.problem.ordinary import GIVEN_ALONE
+from tuner.ranking import ranked_trials, tied
+from tuner.records import recomputed
+from tuner.run import Run, open_run
+from tuner.trial import (
+    Check,
+    Finalist,
+    Interval,
+    Measurement,
+    Outcome,
+    Status,
+    Trial,
+    from_json,
+    to_json,
+)
+
+BASELINE_MS, ALWAYS_MS, ELSE_MS = 40, 10, 30
+TEMPLATE = """---
+title: Doubled, at a time of its own
+language: cpp
+requires:
+  - {expr: "device.kind == 'cpu'", why: "it is C++ for the CPU"}
+steps:
+  - {call: fused_doubled_values_sweep, args: [x, y, rows, cols]}
+optimisations:
+  - {text: "one sweep over memory"}
+---
+#include <cstdint>
+#include <unistd.h>
+extern "C" const char* fused_doubled_values_sweep(const float* x, float* y, int64_t rows,
+                                                  int64_t cols) {
+  bool is_zero = true;
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    is_zero = is_zero && x[i] == 0.0f;
+    y[i] = x[i] + x[i];
+  }
+  if (IF_SLOW) usleep(SLEEP_MS * 1000);
+  return nullptr;
+}
+"""
+
+
+def write_problem(folder: Path) -> None:
+    family = write_family(folder / "kernels", TEMPLATE, "zeros.cpp.j2") / NAME
+    for name, condition, slept_ms in (
+        ("zeros", "!is_zero", ELSE_MS),
+        ("always", "true", ALWAYS_MS),
+    ):
+        text = TEMPLATE.replace("IF_SLOW", condition).replace("SLEEP_MS", str(slept_ms))
+        (family / f"{name}.cpp.j2").write_text(text)
+    reference = REFERENCE.replace("torch.randn", "torch.zeros").replace(
+        "for _ in range(200):\n            x = x + 0.0", f"time.sleep({BASELINE_MS / 1000})"
+    )
+    assert "time.sleep" in reference and "zeros" in reference
+    (family / "reference.py").write_text(
+        reference.replace("import torch\n", "import time\nimport torch\n", 1)
+    )
+    measure = {"num_finalists": 2}
+    space = {"template": ["zeros", "always"]}
+    (folder / "config.yaml").write_text(
+        config_text(folder / "kernels", space=space, measure=measure)
+    )
+
+
+def tuned(folder: Path, *options: str) -> tuple[Run, str]:
+    """Tune in a new folder; return the run, and what was printed, on one line."""
+    folder.mkdir()
+    write_problem(folder)
+    said = tune("--config", "config.yaml", *options, cwd=folder)
+    assert said.code == 0, said.err
+    (path,) = (folder / "runs").iterdir()
+    return open_run(path), " ".join(said.out.split())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("few")
+def test_what_is_fast_on_the_given_data_alone_does_not_win(tmp_path):
+    run, said = tuned(tmp_path / "both")
+    trials = {trial.template: trial for trial in run.trials()}
+    zeros, always = trials["zeros"], trials["always"]
+    assert zeros.outcome.latency_us < 1000 * ALWAYS_MS <= always.outcome.latency_us
+    assert zeros.outcome.measurement.ordinary_us >= 1000 * ELSE_MS
+    assert zeros.outcome.measurement.slowdown > 10
+    assert ranked_trials(run.trials())[0] == always == run.best()
+    result = run.result()
+    assert (result.winner, result.ties) == (always.number, (always.number,))
+    raced = {entry.trial: entry for entry in result.finalists}[zeros.number]
+    assert raced.depends_on_values and raced.least == raced.elsewhere
+    assert raced.interval.speedup > 10 * raced.least.speedup
+    text = run.export_path.read_text()
+    assert GIVEN_ALONE not in text
+    assert "speed-up with the reference's own weights and inputs: " in text
+    assert f"speed-up with {ORDINARY} in place of the reference's own: " in text
+    certificate = read_certificate(run.export_path)
+    assert certificate.workloads == ("given", "ordinary")
+    assert certificate.ordinary == result.exported.elsewhere is not None
+    assert f"x as given; {result.exported.elsewhere.speedup:.2f}" in said
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("few")
+def test_who_knows_his_data_is_given_what_is_fast_on_them_and_the_file_says_so(tmp_path):
+    run, said = tuned(tmp_path / "given", "--workloads", "given", "--effort", "quick")
+    trials = run.trials()
+    assert {trial.outcome.measurement.ordinary_us for trial in trials} == {None}
+    result = run.result()
+    assert trials[result.winner].template == "zeros"
+    assert result.exported.elsewhere is None and result.exported.verdict == "faster"
+    text = run.export_path.read_text()
+    assert GIVEN_ALONE in text.splitlines()[0] and text.count(GIVEN_ALONE) == 2
+    certificate = read_certificate(run.export_path)
+    assert (certificate.workloads, certificate.ordinary) == (("given",), None)
+    assert f"workloads timed {GIVEN_ALONE}" in said
+    again = tune("--resume", run.path, "--workloads", "given,ordinary", cwd=tmp_path)
+    assert again.code == 2
+
+
+# ---- what follows from times ----------------------------------------------------------------
+
+
+def screened(number: int, given_us: float, ordinary_us: float | None) -> Trial:
+    """A trial beside a baseline of 100 us, on either data."""
+    measured = Measurement(
+        given_us, 0.01, (given_us,), is_cold=True, anchor_us=100.0, ordinary_us=ordinary_us,
+        ordinary_anchor_us=ordinary_us and 100.0,
+    )  # fmt: skip
+    return Trial(number, "t", {"a": number}, "", Outcome(Status.CORRECT, measurement=measured))
+
+
+def test_trials_are_ranked_by_their_least_speed_up():
+    trials = [screened(0, 10, 80), screened(1, 20, 21), screened(2, 30, None), screened(3, 25, 5)]
+    assert [t.number for t in ranked_trials(trials)] == [1, 3, 2, 0]
+    assert [t.outcome.latency_us for t in trials] == [10, 20, 30, 25]
+    assert [t.outcome.ranked_us for t in trials] == [80, 20, 30, 25]  # 5 % is noise
+
+
+def test_a_slower_baseline_on_ordinary_data_is_no_slower_kernel():
+    measured = replace(screened(0, 10, 80).outcome.measurement, ordinary_anchor_us=800.0)
+    assert measured.slowdown == 1.0
+    assert replace(measured, ordinary_anchor_us=400.0).slowdown == pytest.approx(2.0)
+
+
+def test_records_of_earlier_releases_are_read():
+    old = '{"latency_us": 10.0, "noise": 0.01, "samples_us": [10.0], "is_cold": true}'
+    measured = from_json(Measurement, old)
+    assert (measured.ordinary_us, measured.slowdown) == (None, 1.0)
+    outcome = from_json(Outcome, f'{{"status": "correct", "measurement": {old}}}')
+    assert outcome.ranked_us == outcome.latency_us == 10.0
+    trial = screened(0, 10, 80)
+    assert from_json(Trial, to_json(trial)) == trial
+
+
+BASELINE_US = 100.0
+
+
+def raced(
+    number: int, given_us: float, ordinary_us: float | None, num_processes: int = 3
+) -> Finalist:
+    """A finalist whose processes agree within a few parts in a thousand."""
+
+    def rounds(us: float) -> list[list[list[float]]]:
+        return [[[us * (1 + 0.001 * (p + r))] for r in range(4)] for p in range(num_processes)]
+
+    others = None if ordinary_us is None else Race([rounds(BASELINE_US), rounds(ordinary_us)])
+    race = Race([rounds(BASELINE_US), rounds(given_us)], elsewhere=others)
+    return finalist(number, Check(True, "float32"), race, 1)
+
+
+def test_the_winner_of_a_race_is_the_best_in_the_least():
+    assert tied([raced(0, 10, 80), raced(1, 20, 21), raced(2, 20, 40)]) == [1]
+    assert tied([raced(0, 10, None), raced(1, 20, None)]) == [0]
+    assert tied([raced(0, 20, 20), raced(1, 20, 20)]) == [0, 1]
+    assert tied([raced(0, 10, 20), raced(1, 20, 20)]) == [0]  # faster on the given data
+    assert tied([raced(0, 20, 80, num_processes=2), raced(1, 40, 40)]) == [1]
+
+
+def test_an_edited_interval_of_ordinary_data_is_found():
+    honest = raced(0, 10, 80)
+    assert recomputed(honest) == (honest, "")
+    edited = replace(honest, elsewhere=Interval(50.0, 49.0, 51.0, 0.95, 3))
+    found, said = recomputed(edited)
+    assert found == honest
+    assert f"50.000x [49.000, 51.000] on {ORDINARY}" in said
+
+
+def test_the_words_of_a_file_name_the_data_only_where_these_matter():
+    assert raced(0, 10, 80).least_on == ORDINARY
+    assert raced(0, 20, 20.5).least_on == "" == raced(0, 20, None).least_on
+    assert raced(0, 20, 20.5).least == raced(0, 20, 20.5).elsewhere
+    assert raced(0, 80, 10).least == raced(0, 80, 10).interval
+
+
+def test_who_is_behind_on_the_given_data_alone_stays_in_the_race():
+    def rounds(us: float) -> list[list[list[float]]]:
+        return [[[us], [us]], [[us], [us]], [[us], [us]]]
+
+    given = [rounds(us) for us in (BASELINE_US, 10.0, 20.0, 90.0)]
+    ordinary = Race([rounds(us) for us in (BASELINE_US, 80.0, 20.0, 20.0)])
+    assert Race(given).clearly_behind([1, 2, 3]) == [2, 3]
+    assert Race(given, elsewhere=ordinary).clearly_behind([1, 2, 3]) == [1, 3]
