@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from test_problem import FLAGSHIP
 
 from tuner.check.crossing import Script, unpack
-from tuner.check.expected import expected_of_call
+from tuner.check.timed_call import expected_of_call
 from tuner.evaluate.inputs import REPEATED_FROM
 from tuner.evaluate.kept import NUM_ELEMENTS, Keeper, missing_calls, wrong_element
 from tuner.problem.accuracy import Accuracy
@@ -143,6 +146,39 @@ def test_of_a_timed_call_nothing_is_asked_that_earlier_calls_change(tmp_path, re
     found = expected_of_call(problem, model, inputs, Accuracy())
     assert bool(found.oracle) == bool(found.baseline) == (read != "self.mean")
     assert not model.mean.any()
+
+
+SHORT_OF_MEMORY = """
+import resource, sys, torch
+from tuner.check import sums_of_errors
+from tuner.check.exercise import kinds_of, outputs_of
+from tuner.check.unasked import answer_of_call
+from tuner.evaluate.oracle import Oracle
+
+sums_of_errors.CHUNK_ELEMENTS = 2**18
+oracle = Oracle(sys.argv[1], {}, "cpu", "float32")
+model, inputs = oracle.problem.make_model(1), oracle.problem.make_inputs(1)
+right = model(*inputs)
+with open("/proc/self/statm") as file:
+    now = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (250 << 20), resource.RLIM_INFINITY))
+expected = oracle.expected_of_call(model, inputs)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(*(tensor.dtype for tensor in expected.oracle.values()))
+for output in (right, right * 1.001, right * 1.01, right.roll(1, 0)):
+    answer = answer_of_call(model, outputs_of(output), kinds_of(output))
+    print(oracle.verdict(expected, answer).is_accepted)
+"""
+
+
+def test_where_no_memory_is_left_for_float64_a_timed_call_is_judged_by_pytorchs_answer(tmp_path):
+    path = tmp_path / "reference.py"
+    path.write_text(
+        COUNTS.replace("READ", "x.mean(0)").replace("torch.randn(64, 8)", "torch.rand(2**21, 8)")
+    )
+    command = [sys.executable, "-c", SHORT_OF_MEMORY, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["torch.float32", "True", "True", "False", "False"], done.stderr
 
 
 def judged(expected, output: torch.Tensor) -> str:

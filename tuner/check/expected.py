@@ -12,7 +12,6 @@ from tuner.check.arguments import draw_tangents, inputs_of_calls
 from tuner.check.compare import (
     SMALL_BATCH,
     Error,
-    are_close,
     compare,
     disputed,
     of_order,
@@ -20,7 +19,7 @@ from tuner.check.compare import (
     undefined,
 )
 from tuner.check.crossing import Action, Question, Report, Script
-from tuner.check.exercise import keys_of, kinds_of, outputs_of, recorded
+from tuner.check.exercise import recorded
 from tuner.check.gradients import OUTPUT_FACTORS
 from tuner.check.kinks import Replay
 from tuner.check.noise import is_noisy, noise
@@ -40,11 +39,10 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Expected", "expected", "expected_of_call"]
+__all__ = ["Expected", "expected", "rows_of"]
 
 MULTIPLYING = frozenset({"aten.prod", "aten.cumprod"})  # many numbers, each with all others
 NOTHING = 1e-12  # what float64 leaves of sums that cancel
-REPEATED = 1e-9  # of the largest element: what float64 sums may differ by in another order
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
 
@@ -114,7 +112,7 @@ def expected(
         report, baseline = played(problem, model, script, tensors, probe)
     if says_no_memory(report.error):  # the judge's own: with fewer rows it can tell
         raise ProblemError(report.error)
-    num_rows = _rows_of(arguments[0])
+    num_rows = rows_of(arguments[0])
     if report.stage == "gradients" and probe.edits:
         return _without_edits(problem, probe, accuracy, device, known)
     has_none = report.stage == "gradients" and is_odd(probe)  # as LayerNorm of no rows, on a GPU
@@ -277,48 +275,7 @@ def _beyond_reference(
     return Expected(probe, question, num_rows, oracle, {}, report, error=report.error)
 
 
-def expected_of_call(
-    problem: Problem, model: torch.nn.Module, arguments: Sequence[Any], accuracy: Accuracy
-) -> Expected:
-    """Compute what one call of `model`, which is left as it was, returns; buffers are not asked.
-
-    For a timed call: how many came before it, and hence what they left in the buffers, is not
-    known. A reference whose output depends on that cannot be compared; nothing is asked then.
-    """
-    import torch
-
-    probe = Probe("after timing", tells="is it right only while it is being checked?")
-    arguments = list(arguments)
-    with torch.no_grad(), math_mode(accuracy):
-        own = copied(model)
-        again = problem.call(own, arguments)
-        result = problem.result_of(own, arguments)
-        first = outputs_of(result)
-        is_stable = all(are_close(a, b, 0.0) for a, b in zip(first, again, strict=True))
-        del again  # the outputs of a large problem take gigabytes
-        wide, given = copied(model).double(), [widened(value) for value in arguments]
-        with exact_convolutions():
-            exact = problem.call(wide, given)
-            if not is_stable:  # by rounding, which float64 nearly has not, or by what a call left
-                again = problem.call(wide, given)
-                is_stable = all(
-                    are_close(a, b, REPEATED) for a, b in zip(exact, again, strict=True)
-                )
-    got = {f"call0.output{j}": y.detach() for j, y in enumerate(first)}
-    oracle = {name: y.detach() for name, y in zip(got, exact, strict=True)}
-    if not is_stable:
-        got, oracle = {}, {}
-    unjudged = {n: mask for n, t in got.items() if (mask := disputed(t, oracle[n])) is not None}
-    errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in got.items()}
-    report = Report(keys=tuple(keys_of(model)), kinds=(kinds_of(result),))
-    question = Question(Script(num_inputs=len(arguments)), {})
-    dtypes = {n: t.dtype for n, t in got.items()}
-    return Expected(
-        probe, question, _rows_of(arguments), oracle, errors, report, unjudged, dtypes=dtypes
-    )
-
-
-def _rows_of(arguments: Sequence[Any]) -> int:
+def rows_of(arguments: Sequence[Any]) -> int:
     """Return dim 0 of the first tensor; without one, a number that is no small batch."""
     import torch
 

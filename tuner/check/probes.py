@@ -46,9 +46,11 @@ def screening_probes(
     secret = random.Random(seed)
     seed_inputs, seed_weights = secret.getrandbits(31), secret.getrandbits(31)
     batch = None if extent.num_rows is None or extent.is_fixed else odd_batch(extent)
+    # A finalist is asked at full size; of each candidate that took a GPU's whole memory.
+    full = None if extent.is_fixed else extent.full
     probe = _seeded(seed_inputs, seed_weights, mode=mode)
     return [
-        probe("as given", weights="initial"),
+        probe("as given", weights="initial", batch=full),
         probe(
             "offset, odd batch", distribution="offset", batch=batch, calls=2,
             inputs="overwritten", tells=TELLS["offset"],

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import crossing, verdict
-from tuner.check.expected import Expected, expected, expected_of_call
+from tuner.check.expected import Expected, expected
 from tuner.check.probe import Probe
+from tuner.check.refusals import says_no_memory
+from tuner.check.timed_call import expected_of_call
+from tuner.errors import ProblemError
 from tuner.evaluate.modules import tagged
+from tuner.machine import gpu_memory
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 from tuner.problem.reference import load_problem
@@ -49,8 +53,21 @@ class Oracle:
         return expected(self.problem, probe, self.accuracy, self.device, models=self._models)
 
     def expected_of_call(self, model: torch.nn.Module, inputs: list[Any]) -> Expected:
-        """Compute what one call of a module like `model` expects."""
-        return expected_of_call(self.problem, model, inputs, self.accuracy)
+        """Compute what one call of a module like `model` expects.
+
+        Where there is no memory for float64, what PyTorch itself answers stands for it.
+
+        Raises:
+            ProblemError: the reference fails.
+        """
+        call = (self.problem, model, inputs, self.accuracy)
+        try:
+            return expected_of_call(*call)
+        except (ProblemError, RuntimeError) as error:
+            if not says_no_memory(f"{type(error).__name__}: {error}"):
+                raise
+        gpu_memory.free_unused(self.device)  # of what failed
+        return expected_of_call(*call, is_rough=True)
 
     def forget_weights(self) -> None:
         """Give up all modules but the first; they are drawn again when needed."""

@@ -1,0 +1,93 @@
+"""What one timed call is expected to return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.compare import Error, are_close, compare, disputed
+from tuner.check.crossing import Question, Report, Script
+from tuner.check.exercise import keys_of, kinds_of, outputs_of
+from tuner.check.expected import Expected, rows_of
+from tuner.check.parts import copied
+from tuner.check.probe import Probe
+from tuner.check.wide_convolutions import exact_convolutions
+from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.draws import widened
+from tuner.problem.reference import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["expected_of_call"]
+
+REPEATED = 1e-9  # of the largest element: what float64 sums may differ by in another order
+ROUGH = 2.0**-8  # of the values: whether a call did its work shows in that
+
+
+def expected_of_call(
+    problem: Problem,
+    model: torch.nn.Module,
+    arguments: Sequence[Any],
+    accuracy: Accuracy,
+    *,
+    is_rough: bool = False,
+) -> Expected:
+    """Compute what one call of `model`, which is left as it was, returns; buffers are not asked.
+
+    How many calls came before it, and hence what they left in the buffers, is not known. A
+    reference whose output depends on that cannot be compared; nothing is asked then.
+
+    Args:
+        problem: the reference.
+        model: of it, with the weights of the call.
+        arguments: of the call.
+        accuracy: the baseline's arithmetic.
+        is_rough: the baseline's own answer is expected, but for `ROUGH` of it, where there is no
+            memory for float64. How exact answers are was asked at fewer rows.
+    """
+    import torch
+
+    arguments = list(arguments)
+    with torch.no_grad(), math_mode(accuracy):
+        own = copied(model)
+        again = problem.call(own, arguments)
+        result = problem.result_of(own, arguments)
+        first = outputs_of(result)
+        same = ROUGH if is_rough else 0.0
+        is_stable = all(are_close(a, b, same) for a, b in zip(first, again, strict=True))
+        del again  # the outputs of a large problem take gigabytes
+        exact: Sequence[torch.Tensor] = first
+        if not is_rough:
+            wide, given = copied(model).double(), [widened(value) for value in arguments]
+            with exact_convolutions():
+                exact = problem.call(wide, given)
+                if not is_stable:  # by rounding, which float64 nearly has not, or by a call before
+                    again = problem.call(wide, given)
+                    is_stable = all(
+                        are_close(a, b, REPEATED) for a, b in zip(exact, again, strict=True)
+                    )
+    got = {f"call0.output{j}": y.detach() for j, y in enumerate(first)}
+    oracle = {name: y.detach() for name, y in zip(got, exact, strict=True)}
+    if not is_stable:
+        got, oracle = {}, {}
+    pairs = {} if is_rough else got
+    unjudged = {n: mask for n, t in pairs.items() if (mask := disputed(t, oracle[n])) is not None}
+    errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in got.items()}
+    if is_rough:  # it was compared with itself
+        errors = {name: _rough(error) for name, error in errors.items()}
+    return Expected(
+        Probe("after timing", tells="is it right only while it is being checked?"),
+        Question(Script(num_inputs=len(arguments)), {}),
+        rows_of(arguments),
+        oracle,
+        errors,
+        Report(keys=tuple(keys_of(model)), kinds=(kinds_of(result),)),
+        unjudged,
+        dtypes={n: t.dtype for n, t in got.items()},
+    )
+
+
+def _rough(error: Error) -> Error:
+    return replace(error, max_abs=ROUGH * error.largest, rms_abs=ROUGH * error.rms_value)
