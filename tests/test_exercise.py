@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tuner.check import threads
+from tuner.check import exercise, threads
 from tuner.check.exercise import checksum_of
 from tuner.check.history import _pickled
 
@@ -56,3 +56,14 @@ def test_threads_do_not_wait_for_one_whose_memory_ran_out(monkeypatch):
     models = [model] * len(values)
     with pytest.raises(torch.OutOfMemoryError):
         threads.called_at_once(models, values, torch.device("cpu"), {}, has_gradients=False)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 4096 * 4, 4096 * 4 * 7 + 4 * 100 + 2])
+def test_a_checksum_of_pieces_is_that_of_the_whole(monkeypatch, num_bytes):
+    bits = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
+    whole = exercise._summed(bits)
+    monkeypatch.setattr(exercise, "CHUNK_ELEMENTS", 3 * 4096)
+    assert exercise._summed(bits) == whole
+    if num_bytes > 8 and not torch.equal(bits[:4], bits[-8:-4]):
+        others = torch.cat([bits[-8:-4], bits[4:-8], bits[:4], bits[-4:]])
+        assert exercise._summed(others) != whole

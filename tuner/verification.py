@@ -382,6 +382,7 @@ class Verification:
                 until_s=self.deadline_s,
             )  # fmt: skip
 
+        self.verifier.free()  # what a race takes of a GPU may be nearly all of it
         on_round(0.0)  # the first round ends only once all processes are warm
         race = self.rival.beside(contenders, race_of)
         if race.num_processes < num_processes:

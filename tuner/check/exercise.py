@@ -265,14 +265,19 @@ def checksums_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, 
 
 def checksum_of(tensor: torch.Tensor) -> int:
     """Return 64 bits that depend on a tensor's bits and their places; equal on one device."""
-    import torch
-
     tensor = tensor.detach()
     if tensor.is_neg() and tensor.is_floating_point():
         tensor = opposite(tensor._neg_view())
     bits = as_bytes(tensor.resolve_neg())
     if bits.device.type == "cpu":  # many times as fast as the sum below
         return xxhash.xxh3_64_intdigest(memoryview(bits.numpy()))
+    return _summed(bits)
+
+
+def _summed(bits: torch.Tensor) -> int:
+    """Return a checksum of bytes by sums, as a GPU computes it."""
+    import torch
+
     words = bits[: bits.numel() // 4 * 4]
     # Copied when the storage offset is no multiple of 4 bytes, which view() refuses.
     whole = (
@@ -282,9 +287,13 @@ def checksum_of(tensor: torch.Tensor) -> int:
     width = _ROW_WORDS
     table = whole[: whole.numel() // width * width].view(-1, width)
     parts = [whole[table.numel() :], bits[words.numel() :]]
-    parts += [table.sum(dim, dtype=torch.int64) for dim in (0, 1) if table.numel()]
+    # A sum in int64 copies what it sums: as much memory again, twice, of an output of gigabytes.
+    pieces = table.split(max(1, CHUNK_ELEMENTS // width)) if table.numel() else ()
+    if pieces:
+        parts.append(sum(piece.sum(0, dtype=torch.int64) for piece in pieces))
+        parts.append(torch.cat([piece.sum(1, dtype=torch.int64) for piece in pieces]))
     sums = [
-        (part * _weights(seed, part.numel(), tensor.device)).sum()
+        (part * _weights(seed, part.numel(), bits.device)).sum()
         for seed, part in enumerate(parts)
         if part.numel()
     ]

@@ -117,6 +117,13 @@ class Verifier:
         for judge in self._judges:
             judge.close()
 
+    def free(self) -> None:
+        """Let judges that are not at work give up what they keep for contenders to come."""
+        with self._lock:
+            for judge in self._judges:
+                if judge.is_alive and not self._turns.num_checks:
+                    asked(judge, "free", {})
+
     def prepare(self, num_judges: int | None = None) -> None:
         """Start so many judges, or all, unless they are there: they load the reference.
 
