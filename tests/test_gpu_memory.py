@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tuner.check.probe import Probe
+from tuner.config.run_config import load_config
 from tuner.errors import WorkerError
 from tuner.evaluate.asking import Fewer, is_of_memory, require_memory, with_memory
 from tuner.machine import gpu_memory
-from tuner.machine.turns import Turns
+from tuner.machine.turns import ALL, SOME, Turns
+from tuner.tuning import derive_operator, plan
+
+WIDE = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.tanh(x)
+
+
+def get_inputs():
+    return [torch.rand(64, 2048)]
+
+
+def get_init_inputs():
+    return []
+"""
 
 
 def test_a_cpu_has_room_for_every_library():
@@ -29,6 +52,34 @@ def test_what_ran_out_of_memory_is_timed_again_with_all_of_it(tmp_path):
     assert with_memory(turns, race) == "raced"
     assert shares == [False, True]
     assert not turns.has_all_memory
+
+
+def test_what_takes_much_memory_waits_for_it_before_it_runs_out(tmp_path):
+    small, large = Turns(tmp_path), Turns(tmp_path)
+    seen = []
+
+    def race():
+        seen.append(large.has_all_memory)
+        raise WorkerError("CUDA out of memory")
+
+    with small.memory(), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(with_memory, large, race, ALL)
+        time.sleep(0.2)
+        assert not seen  # another tuner has some of it
+        small_is_done = time.monotonic()
+    with pytest.raises(WorkerError):
+        asked.result()
+    assert seen == [True] and time.monotonic() >= small_is_done  # and is not tried once more
+
+
+def test_of_a_gpus_memory_a_search_takes_what_its_calls_hold(tmp_path):
+    path = tmp_path / "wide.py"
+    path.write_text(WIDE)
+    planned = plan(load_config(derive_operator(path).config, {"device": "cuda"}), may_assume=True)
+    rows = [round(part * planned.device.memory_bytes / (8192 + 8192)) for part in (0.01, 0.1, 1)]
+    larger = [replace(planned, sizes={**planned.sizes, "batch": number}) for number in rows]
+    shares = [each.spec.memory_share for each in larger]
+    assert shares[0] == SOME < shares[1] < ALL == shares[2]
 
 
 def test_memory_that_another_thread_has_is_not_waited_for(tmp_path):

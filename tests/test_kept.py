@@ -153,9 +153,11 @@ import resource, sys, torch
 from tuner.check import sums_of_errors
 from tuner.check.exercise import kinds_of, outputs_of
 from tuner.check.unasked import answer_of_call
+from tuner.evaluate import oracle as evaluate_oracle
 from tuner.evaluate.oracle import Oracle
 
 sums_of_errors.CHUNK_ELEMENTS = 2**18
+evaluate_oracle.HUGE_SHARE = 0.0
 oracle = Oracle(sys.argv[1], {}, "cpu", "float32")
 model, inputs = oracle.problem.make_model(1), oracle.problem.make_inputs(1)
 right = model(*inputs)

@@ -11,8 +11,8 @@ import pytest
 from test_problem import FLAGSHIP
 
 from tuner.check.probe import Probe
-from tuner.check.refusals import says_no_memory, unread
-from tuner.errors import MachineError, WorkerError
+from tuner.check.refusals import unread
+from tuner.errors import MachineError, WorkerError, says_no_memory
 from tuner.evaluate.asking import Fewer
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec

@@ -15,7 +15,7 @@ from tuner.review.run_index import RunIndex
 from tuner.review.summary import Summary, format_summary, summary_of
 from tuner.review.workloads import caveat_of, least_of, tone_of, tone_words, workloads_of
 from tuner.run import Run
-from tuner.trial import Compiled, Interval, ProbeResult, Result
+from tuner.trial import Check, Compiled, Finalist, Interval, ProbeResult, Result
 
 MADE = trials(20)
 
@@ -159,3 +159,25 @@ def test_screening_and_race_that_disagree_are_said(tmp_path):
 def test_screening_and_race_that_agree_are_not_warned_of(tmp_path):
     _, summary, _ = reported(tmp_path, raced_result(MADE, 2.0))
     assert not any("screening timed" in advice.text for advice in summary.warnings)
+
+
+def interval(low: float, ratio: float, high: float, num_processes: int = 3) -> Interval:
+    return Interval(ratio, low, high, 0.95, num_processes)
+
+
+@pytest.mark.parametrize(
+    ("given", "ordinary", "verdict", "least"),
+    [
+        # The worst verdict counts, whatever the ratio; then the smaller ratio.
+        (interval(1.01, 1.03, 1.05), interval(0.90, 1.04, 1.20), "no difference", 1.04),
+        (interval(0.90, 0.95, 1.01), interval(0.95, 0.96, 0.97), "slower", 0.96),
+        (interval(1.90, 2.00, 2.10), interval(1.40, 1.50, 1.60), "faster", 1.50),
+        # Of two sets of processes, as earlier releases raced ordinary data.
+        (interval(1.03, 1.05, 1.07), interval(0.95, 1.04, 1.14, 2), "faster", 1.05),
+        (interval(1.03, 1.05, 1.07), None, "faster", 1.05),
+    ],
+)
+def test_what_counts_is_the_worst_over_the_data(given, ordinary, verdict, least):
+    entry = Finalist(0, Check(True, "float32"), interval=given, elsewhere=ordinary)
+    assert entry.verdict == verdict and entry.least is not None
+    assert entry.least.speedup == least

@@ -3,7 +3,7 @@
     from tuner import load_config, tune
 
     run = tune(load_config("search_spaces/quickstart.yaml"))
-    print(run.result().exported.interval.speedup, run.export_path)
+    print(run.result().exported.least.speedup, run.export_path)
 
 The names below are the whole Python API; the rest of the package may change.
 """

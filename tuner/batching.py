@@ -89,7 +89,8 @@ class Batching:
         turns = turns_of(task.device).apart()
         try:
             # Of large outputs it holds as much as a check: who lacks memory waits for its end.
-            with turns.memory(), new_worker(task.device, name="batches") as worker:
+            held = turns.memory(task.memory_share)
+            with held, new_worker(task.device, name="batches") as worker:
                 tuned_rows = asked(worker, "load_beside", loads, timeout_s=MOST_S).data["num_rows"]
                 with turns.alone():
                     data = asked(worker, "by_batch", asks, timeout_s=MOST_S).data

@@ -45,7 +45,10 @@ __all__ = [
     "did_you_mean",
     "error_of",
     "input_errors",
+    "says_no_memory",
 ]
+
+NO_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
 
 
 class TunerError(Exception):
@@ -133,6 +136,11 @@ def error_of(kind: str, message: str, else_said: str) -> TunerError:
     if isinstance(found, type) and issubclass(found, TunerError) and found is not ConfigError:
         return found(message)
     return WorkerError(else_said)
+
+
+def says_no_memory(text: str) -> bool:
+    """Whether an error is that memory ran out, which no module means by it."""
+    return any(words in text for words in NO_MEMORY)
 
 
 @contextmanager

@@ -151,7 +151,9 @@ class _Seen(NamedTuple):
 
 def _seen(task: dict[str, Any], *, asks_rounding: bool = False) -> _Seen:
     turns = turns_of(task["device"])
-    return with_memory(turns, lambda: _seen_of(task, turns, asks_rounding))
+    return with_memory(
+        turns, lambda: _seen_of(task, turns, asks_rounding), float(task["memory_share"])
+    )
 
 
 def _seen_of(task: dict[str, Any], turns: Turns, asks_rounding: bool) -> _Seen:

@@ -112,6 +112,8 @@ def tune_module(
     if batch is not None:
         rows = require_rows(module, inputs, batch, str(given["device"]))
         given["batch"] = ",".join(map(str, rows))
+    if isinstance(named := given.get("workloads"), Sequence) and not isinstance(named, str):
+        given["workloads"] = ",".join(map(str, named))  # as it is recorded, and on a command line
     path = write_live(module, inputs)
     command = " ".join(["tune", str(path), *(f"--{k} {v}" for k, v in given.items())])
     chosen = {k: str(given.pop(k)) for k in ("rewrites", "match") if given.get(k) is not None}

@@ -166,6 +166,7 @@ def campaign(
     timeout: options.TimeoutOption = None,
     device: options.DeviceOption = None,
     accuracy: options.AccuracyOption = None,
+    workloads: options.WorkloadsOption = None,
     jobs: Annotated[
         int, typer.Option(min=1, help="Problems that share a GPU; needs --devices.")
     ] = 1,
@@ -191,7 +192,8 @@ def campaign(
         raise InputError("expected --devices of this host, or --cluster, not both")
     asked = {
         "--time": time, "--effort": effort, "--trials": trials, "--timeout": timeout,
-        "--device": device, "--accuracy": accuracy, "--cluster": cluster,
+        "--device": device, "--accuracy": accuracy, "--workloads": workloads,
+        "--cluster": cluster,
         "--certificate": certificate and str(certificate),
     }  # fmt: skip
     given = [word for option, value in asked.items() if value for word in (option, value)]

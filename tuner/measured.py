@@ -80,6 +80,11 @@ class Interval:
         return "slower" if self.high < 1.0 else "no difference"
 
     @property
+    def worth(self) -> tuple[int, float]:
+        """What intervals are ordered by, the worst first: the verdict, then the ratio."""
+        return ("slower", "no difference", "faster").index(self.verdict), self.speedup
+
+    @property
     def words(self) -> str:
         """The ratio and where it lies, as `1.234x [1.200, 1.268]`."""
         return f"{self.speedup:.3f}x [{self.low:.3f}, {self.high:.3f}]"

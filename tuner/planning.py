@@ -39,6 +39,7 @@ from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
 from tuner.machine.platforms import is_gpu
+from tuner.machine.turns import ALL, SOME
 from tuner.problem.reference import ROWS
 from tuner.search.samplers import SAMPLERS
 from tuner.space.constraints import Constraint
@@ -62,6 +63,7 @@ DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on
 
 FASTEST_ARITHMETIC = "fp16"  # that any kernel may use where `op.yaml` says nothing of it
 LEAST_OF_GPU = 8  # trials that the search of a module waits for
+RACE_BYTES = 5  # for each byte of a call, the processes of a race: inputs, outputs, copies
 CHECKS_BYTES = 20  # for each byte of a call, the judge and three checks: float64, copies
 
 
@@ -151,7 +153,7 @@ class Planned:
         flops = float(self.family.flops.evaluate(sizes))
         num_bytes = float(self.family.bytes.evaluate(sizes))
         precision = self.family.op.arithmetic.get(self.config.accuracy.kind, FASTEST_ARITHMETIC)
-        return JobSpec.of(
+        spec = JobSpec.of(
             self.family,
             self.reference,
             self.config.problem.sizes,
@@ -161,6 +163,8 @@ class Planned:
             sizes,
             self.config.problem.mode,
         )
+        share = RACE_BYTES * num_bytes / max(1, self.device.memory_bytes)
+        return replace(spec, memory_share=min(ALL, max(SOME, share)))
 
     def example(self) -> Candidate:
         """Render the first feasible configuration."""

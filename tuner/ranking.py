@@ -87,15 +87,15 @@ def tied(raced: Sequence[Finalist]) -> list[int]:
     """
     most = max(len(entry.samples_us) for entry in raced)
     level = {entry.trial: entry for entry in raced if len(entry.samples_us) == most}
-    speeds = {n: e.least.speedup if e.least is not None else 0.0 for n, e in level.items()}
-    winner, alike = max(speeds, key=lambda number: speeds[number]), set(level)
+    worths = {n: (0, 0.0) if e.least is None else e.least.worth for n, e in level.items()}
+    winner, alike = max(worths, key=lambda number: worths[number]), set(level)
     given = {number: rounds_of(entry.samples_us) for number, entry in level.items()}
     others = {number: rounds_of(entry.elsewhere_samples_us) for number, entry in level.items()}
     for lanes in (given, others):
         if all(lanes.values()):  # earlier releases kept no samples of others
             found: list[int] = tie_set(lanes, best=winner)
             alike &= {*found}
-    return sorted(alike, key=lambda number: -speeds[number])
+    return sorted(alike, key=lambda number: worths[number], reverse=True)
 
 
 def structure(trial: Trial) -> str:

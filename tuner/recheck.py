@@ -126,6 +126,10 @@ def recheck(
     claims = _claims(certificate)
     for claim in claims:
         points += [_own_samples(each) for each in (claim, claim.ordinary) if each is not None]
+    is_named = "ordinary" in certificate.workloads
+    if any((claim.ordinary is not None) != is_named for claim in claims):
+        detail = f"workloads name {', '.join(certificate.workloads)}; the speed-ups are of others"
+        points.append(Point("the workloads", False, detail))
     if rows := _without_claim(certificate):
         points.append(Point("other tuned rows", None, rows, is_claim=False))
     if certificate.mode != "as_given":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import Contender
@@ -35,7 +35,7 @@ class Rival:
         self._error = ""
         self._found: dict[tuple[str, int], Compiled] = {}
         self._compiling: Thread | None = None
-        self._kept = ExitStack()
+        self._kept, self._is_closed, self._lock = ExitStack(), False, Lock()
         self.ready: dict[str, list[Worker]] = {}  # processes that compiled it, for a `Racer`
 
     def get_ready(self, num_processes: int) -> None:
@@ -45,17 +45,21 @@ class Rival:
         contender, sets = Contender.of_compiled(self._spec, self._mode), RaceSets(self._spec)
 
         def compile_it() -> None:
-            with suppress(TunerError):  # it fails in the race as well, which says so
-                workers = sets.kept_ready(self._kept, contender, num_processes)
-                self.ready[contender.name] = workers
+            with suppress(TunerError), ExitStack() as stack:  # it fails in the race, which says so
+                workers = sets.kept_ready(stack, contender, num_processes)
+                with self._lock:
+                    if not self._is_closed:
+                        self.ready[contender.name] = workers
+                        self._kept = stack.pop_all()
 
         self._compiling = Thread(target=compile_it, name=contender.name, daemon=True)
         self._compiling.start()
 
     def close(self) -> None:
-        """End what was kept ready; what is still being compiled ends with this process."""
-        if self._compiling is None or not self._compiling.is_alive():
-            self._kept.close()
+        """End what was kept ready, now or once it is compiled."""
+        with self._lock:
+            self._is_closed = True
+        self._kept.close()
 
     def beside(self, files: Sequence[Contender], race: Callable[[list[Contender]], Race]) -> Race:
         """Race files, with it behind them where it is wanted and can be had."""

@@ -52,7 +52,7 @@ class Costs:
         """Return the seconds of one set of processes of a race, the baseline's among them."""
         counted_s = max(samples_s, LEAST_CALLS * self.call_s)
         warm_up_s = min(WARM_UP_S, WARM_UP_CALLS * self.call_s)
-        # Other values take a quarter of it, and there are waits between turns.
+        # Ordinary data take a quarter of it, and there are waits between turns.
         return self.start_s + (num_finalists + 1) * (1.5 * counted_s + warm_up_s + 0.3)
 
 

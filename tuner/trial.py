@@ -269,10 +269,21 @@ class Finalist:
 
     @property
     def least(self) -> Interval | None:
-        """The speed-up that counts: the least over the data on which it was raced."""
-        if self.interval is None or self.elsewhere is None:
+        """The speed-up that counts: that of the least worth over the data that count."""
+        if self.interval is None or self.elsewhere is None or not self.counts_ordinary:
             return self.interval
-        return min(self.interval, self.elsewhere, key=lambda interval: interval.speedup)
+        return min(self.interval, self.elsewhere, key=lambda interval: interval.worth)
+
+    @property
+    def counts_ordinary(self) -> bool:
+        """Whether ordinary data were raced in as many sets of processes as the given ones.
+
+        Earlier releases raced them in two, whose interval is too wide to judge by.
+        """
+        given, ordinary = self.interval, self.elsewhere
+        if given is None or ordinary is None:
+            return False
+        return ordinary.num_processes >= given.num_processes
 
     @property
     def least_on(self) -> str:
@@ -296,7 +307,7 @@ class Finalist:
 
     @property
     def depends_on_values(self) -> bool:
-        """Whether other values change the speed-up, by more than another process would."""
+        """Whether ordinary data change the speed-up, by more than another process would."""
         here, there = self.interval, self.elsewhere
         if here is None or there is None or here.overlaps(there):
             return False

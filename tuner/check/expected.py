@@ -27,9 +27,9 @@ from tuner.check.parts import copied
 from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
-from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, says_no_memory, tamer
+from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, tamer
 from tuner.check.wide_convolutions import exact_convolutions
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.machine import gpu_memory
 from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -71,6 +71,7 @@ class Expected:
     may_refuse_backward: bool = False  # as it does after such an edit
     error: str = ""
     replay: Replay | None = None  # for gradients that a kink may decide
+    is_rough: bool = False  # the oracle is PyTorch's own answer
 
     def num_bytes(self, without: tuple[str, ...] = ()) -> int:
         """Return what its tensors take, but for those whose names begin with one of these."""

@@ -27,8 +27,8 @@ from tuner.check.noise import each_result
 from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import weighted_model
-from tuner.check.refusals import says_no_memory
 from tuner.check.wide_convolutions import exact_convolutions
+from tuner.errors import says_no_memory
 from tuner.machine import gpu_memory
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened

@@ -13,7 +13,7 @@ from tuner.check.exercise import num_elements
 from tuner.check.layouts import laid_out_where
 from tuner.check.parts import copied
 from tuner.check.probe import ROWS, Probe
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.machine.platforms import is_gpu
 from tuner.problem.reference import Problem
 
@@ -28,13 +28,11 @@ __all__ = [
     "is_odd",
     "refuses_layout",
     "row_elements",
-    "says_no_memory",
     "tamer",
     "unread",
 ]
 
 # How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
-NO_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
 FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
 MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
 TALL_ROWS = 64  # where what grows faster than the rows shows
@@ -65,11 +63,6 @@ def refuses_layout(
     except ProblemError:
         return True
     return False
-
-
-def says_no_memory(text: str) -> bool:
-    """Whether an error is that memory ran out, which no module means by it."""
-    return any(words in text for words in NO_MEMORY)
 
 
 def unread(said: str) -> str:

@@ -86,6 +86,7 @@ def expected_of_call(
         Report(keys=tuple(keys_of(model)), kinds=(kinds_of(result),)),
         unjudged,
         dtypes={n: t.dtype for n, t in got.items()},
+        is_rough=is_rough,
     )
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from tuner.check.probe import Probe
-from tuner.check.refusals import says_no_memory
-from tuner.errors import TunerError, WorkerError
+from tuner.errors import TunerError, WorkerError, says_no_memory
 from tuner.evaluate.worker import Reply
-from tuner.machine.turns import ALL, Turns
+from tuner.machine.turns import ALL, SOME, Turns
 from tuner.trial import ProbeResult, to_json
 
 __all__ = [
@@ -224,13 +223,16 @@ def is_of_memory(error: TunerError) -> bool:
     return is_alive and says_no_memory(f"{error} {error.__cause__}")
 
 
-def with_memory(turns: Turns, run: Callable[[], T]) -> T:
-    """Return what `run` does; where memory runs out beside other tuners, when these hold none."""
+def with_memory(turns: Turns, run: Callable[[], T], share: float = SOME) -> T:
+    """Return what `run` does; where memory runs out beside other tuners, when these hold none.
+
+    `share` is what it takes of a GPU's memory, as far as that is known.
+    """
     try:
-        with turns.memory():
+        with turns.memory(share):
             return run()
     except TunerError as error:
-        if not (turns.are_taken and is_of_memory(error)):
+        if share == ALL or not (turns.are_taken and is_of_memory(error)):
             raise
     with turns.memory(ALL):
         return run()
@@ -246,10 +248,11 @@ def require_memory(turns: Turns, num_shortages: int) -> None:
 
 
 def waits_for_memory(method: Method) -> Method:
-    """Call a method by `with_memory`; its object has the device's `_turns`."""
+    """Call a method by `with_memory`; its object has a `_spec`, and the device's `_turns`."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **more: Any) -> Any:
-        return with_memory(self._turns, lambda: method(self, *args, **more))
+        share = self._spec.memory_share
+        return with_memory(self._turns, lambda: method(self, *args, **more), share)
 
     return cast("Method", run)

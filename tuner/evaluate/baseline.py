@@ -59,9 +59,10 @@ class Baseline(Giver):
             inputs = self._timed.inputs.of_call(call)
             expected = self._oracle.expected_of_call(self._timed.model, inputs)
             result = self._oracle.verdict(expected, given)
+            is_rough = expected.is_rough
         del given, expected  # the next set of processes begins before this one has ended
         gpu_memory.free_unused(self._oracle.device)
-        return {"result": json.loads(to_json(result))}, ()
+        return {"result": json.loads(to_json(result)), "is_rough": is_rough}, ()
 
     def judge_kept(
         self,
@@ -83,7 +84,7 @@ class Baseline(Giver):
         """
         _, tensors = crossing.unpack(crossing.Script, kept, blobs, self._oracle.device)
         outputs = range(sum(name.startswith("values.") for name in tensors))
-        start_s = time.monotonic()
+        start_s, is_rough = time.monotonic(), False
         for count, row in enumerate(drawn):
             if count >= FEWEST_JUDGED and time.monotonic() - start_s > JUDGED_S:
                 break
@@ -95,12 +96,14 @@ class Baseline(Giver):
                     for part in ("positions", "values")
                 )
                 wrong = wrong_element(expected, kinds, positions, values, self._oracle.accuracy)
+            is_rough |= expected.is_rough
             del expected
             gpu_memory.free_unused(self._oracle.device)
             if wrong:
                 return {
+                    "is_rough": is_rough,
                     "reason": f"the output of a timed call was wrong: {wrong} (timed call "
                     f"{row + 1} of {len(numbers)}, one of {len(drawn)} that were drawn after "
-                    "all were over); was work left out while it was timed?"
+                    "all were over); was work left out while it was timed?",
                 }, ()
-        return {"reason": ""}, ()
+        return {"reason": "", "is_rough": is_rough}, ()

@@ -16,6 +16,7 @@ from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.kernel.family import Family
 from tuner.machine.forkserver import SERVER
 from tuner.machine.platforms import is_gpu
+from tuner.machine.turns import SOME
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 from tuner.trial import Value, to_json
@@ -51,6 +52,7 @@ class JobSpec:
     model_file: str = ""  # where `model_new` stands, for messages
     outputs: str = "[]"
     mode: TuneMode = "as_given"  # in which the reference is timed, and mostly asked
+    memory_share: float = SOME  # of a GPU's memory, which a search or a race takes at least
 
     @property
     def is_gpu(self) -> bool:

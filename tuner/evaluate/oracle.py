@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from tuner.check import crossing, verdict
 from tuner.check.expected import Expected, expected
 from tuner.check.probe import Probe
-from tuner.check.refusals import says_no_memory
 from tuner.check.timed_call import expected_of_call
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.evaluate.modules import tagged
 from tuner.machine import gpu_memory
+from tuner.machine.host import usable_memory_bytes
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 from tuner.problem.reference import load_problem
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Oracle"]
+
+HUGE_SHARE = 0.15  # of all memory, beside which steps and outputs in float64 do not fit
 
 
 class Oracle:
@@ -55,19 +57,27 @@ class Oracle:
     def expected_of_call(self, model: torch.nn.Module, inputs: list[Any]) -> Expected:
         """Compute what one call of a module like `model` expects.
 
-        Where there is no memory for float64, what PyTorch itself answers stands for it.
+        Where there is no memory for float64, and the call is so large that a contender which holds
+        little of it is not to blame, what PyTorch itself answers stands for it.
 
         Raises:
-            ProblemError: the reference fails.
+            ProblemError: the reference fails, or there is no memory.
         """
         call = (self.problem, model, inputs, self.accuracy)
         try:
             return expected_of_call(*call)
         except (ProblemError, RuntimeError) as error:
-            if not says_no_memory(f"{type(error).__name__}: {error}"):
+            said = f"{type(error).__name__}: {error}"
+            if not (says_no_memory(said) and self._is_huge(inputs)):
                 raise
         gpu_memory.free_unused(self.device)  # of what failed
         return expected_of_call(*call, is_rough=True)
+
+    def _is_huge(self, inputs: list[Any]) -> bool:
+        """Whether the inputs, in float64, are much of all memory."""
+        wide = sum(8 * value.numel() for value in inputs if hasattr(value, "numel"))
+        total = gpu_memory.total_bytes(self.device) or usable_memory_bytes()
+        return bool(wide > HUGE_SHARE * total)
 
     def forget_weights(self) -> None:
         """Give up all modules but the first; they are drawn again when needed."""

@@ -34,7 +34,7 @@ def profiled(spec: JobSpec, contender: Contender, trial: int) -> Profiles:
         WorkerError: a process failed; the message starts with the contender's name.
     """
     sets, turns = RaceSets(spec), turns_of(spec.device)
-    with turns.memory(), closing(sets.each([contender], 1, [1])) as one:
+    with turns.memory(spec.memory_share), closing(sets.each([contender], 1, [1])) as one:
         _, workers = next(one)
         sets.give(workers)
         with turns.alone():

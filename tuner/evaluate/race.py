@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tuner.intervals import rounds_of, speedup_of, with_figures
 from tuner.problem.draws import ORDINARY
+from tuner.problem.ordinary import GIVEN_ALONE
 from tuner.trial import Check, Compiled, Finalist, ProbeResult
 
 __all__ = ["Race", "compared_with_compiled", "finalist"]
@@ -23,7 +24,9 @@ class Race:
     fewer processes than the baseline. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
-    In a process memory ran out `num_shortages` times, also where nothing said so.
+    In a process memory ran out `num_shortages` times, also where nothing said so; `lacks_ordinary`
+    where it did not hold ordinary data that were asked for, `is_rough` where what timed calls
+    returned was compared with PyTorch's own answers for lack of memory for float64.
     `elsewhere` is the same race on the data that `elsewhere_on` names, and `steps` one of steps
     of training, forward and gradients, if they were asked for; `failure` says why there are none
     of those. `falls_back` says whose timed call ran the reference's own operations. `compiled`
@@ -35,6 +38,8 @@ class Race:
     num_throttled: int = 0
     num_disturbed: int = 0
     num_shortages: int = 0
+    lacks_ordinary: bool = False
+    is_rough: bool = False
     elsewhere: Race | None = None
     elsewhere_on: str = ORDINARY
     steps: Race | None = None
@@ -69,6 +74,15 @@ class Race:
             notes.append(
                 "memory ran out while files raced: where a library found too little PyTorch may "
                 "be slower than it is elsewhere"
+            )
+        if self.lacks_ordinary:
+            notes.append(
+                f"raced {GIVEN_ALONE}: the device's memory does not hold ordinary ones besides"
+            )
+        if self.is_rough:
+            notes.append(
+                "what timed calls returned was compared with PyTorch's own answers, within 2^-8: "
+                "there is no memory for float64 at this size"
             )
         return notes
 

@@ -12,11 +12,7 @@ from itertools import compress
 
 from tuner.errors import TunerError
 from tuner.evaluate.asking import is_of_memory, require_memory, waits_for_memory
-from tuner.evaluate.contender import (
-    Contender,
-    Unedited,
-    get_ready,
-)  # fmt: skip
+from tuner.evaluate.contender import Contender, Unedited, get_ready
 from tuner.evaluate.job_spec import JobSpec, too_fast
 from tuner.evaluate.race import Race
 from tuner.evaluate.race_sets import RaceSets, raise_if
@@ -113,7 +109,10 @@ class Racer:
         except TunerError as error:
             if not (has_ordinary and self._is_gpu and is_of_memory(error)):
                 raise
-        return race(False)  # ordinary data are as many bytes as the given ones, in each process
+        # Ordinary data are as many bytes as the given ones, in each process.
+        found = race(False)
+        found.lacks_ordinary = True
+        return found
 
     @waits_for_memory
     def _race(
@@ -127,7 +126,7 @@ class Racer:
         until_s: float | None,
     ) -> Race:
         race = Race([[] for _ in range(len(contenders) + 1)])
-        self._num_shortages = 0
+        self._num_shortages = self._num_throttled = self._num_disturbed = 0
         if has_ordinary:
             race.elsewhere = Race([[] for _ in race])
         if has_steps:
@@ -163,6 +162,7 @@ class Racer:
                     break
         race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         race.num_shortages = self._num_shortages
+        race.is_rough = self._calls.is_rough
         return race
 
     def _race_set(
@@ -204,8 +204,9 @@ class Racer:
                 race.elsewhere_on = self._given(racers, is_ordinary=True)
                 short_s = seconds * SHARE_ELSEWHERE
                 turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
-            for lane, rounds in zip((0, *lanes), turns, strict=True):
-                race.elsewhere.bursts[lane].append(rounds)
+                for lane, rounds in zip((0, *lanes), turns, strict=True):
+                    race.elsewhere.bursts[lane].append(rounds)
+                self._check_clocks(race.elsewhere, racers, lanes, active, asked_now)
             with self._turns.shared():
                 self._judge_kept(racers, active)
         if race.steps is not None and number < MIN_SETS:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tuner.at_work import AtWork
-from tuner.check.refusals import says_no_memory
+from tuner.errors import says_no_memory
 from tuner.evaluate.job_spec import JobSpec, explained, new_worker, too_fast
 from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
@@ -106,8 +106,8 @@ class Runner:
         self._turns = turns_of(spec.device)
         self._memory = ExitStack()  # what is held of the device's, while there is a worker
         self._has_all_memory = self._is_closed = False
-        self._impossible_us = spec.impossible_us
-        self._num_since_anchor = self._num_shortages = 0
+        self._impossible_us, self._memory_share = spec.impossible_us, spec.memory_share
+        self._num_since_anchor = self._num_shortages = self._generation = 0
         self.baseline: Measurement | None = None
         self.was_killed = False
 
@@ -143,7 +143,7 @@ class Runner:
             DeviceError: the worker cannot use the device.
         """
         try:
-            self._memory.enter_context(self._turns.memory())
+            self._memory.enter_context(self._turns.memory(self._memory_share))
             measured = self._prepared()
             # A library that went without may have taken a slower algorithm, and keeps to it.
             if not self._num_shortages:
@@ -227,7 +227,9 @@ class Runner:
         start_s = time.perf_counter()
         try:
             with self._quiet():
-                if self._num_since_anchor >= ANCHOR_EVERY:
+                # A worker that was started anew has no ordinary data until it is timed.
+                is_new = self.baseline is not None and self._worker.generation != self._generation
+                if is_new or self._num_since_anchor >= ANCHOR_EVERY:
                     self.time_baseline()
                 self._num_since_anchor += 1
                 data = self._screened(payload)
@@ -300,5 +302,5 @@ class Runner:
             reply = self._worker.call("time_baseline", payload, timeout_s=SCREEN_TIMEOUT_S)
         self.baseline = from_json(Measurement, json.dumps(reply.data["measurement"]))
         self._num_shortages = reply.data["num_shortages"]
-        self._num_since_anchor = 0
+        self._num_since_anchor, self._generation = 0, self._worker.generation
         return self.baseline

@@ -46,9 +46,13 @@ def is_own_path(theirs: Sequence[str], mine: Sequence[str]) -> bool:
 
 
 class TimedCalls:
-    """Asks for calls, counts them, and has some of their outputs judged."""
+    """Asks for calls, counts them, and has some of their outputs judged.
+
+    `is_rough` says that PyTorch's own answer stood for float64 in some verdict.
+    """
 
     def __init__(self) -> None:
+        self.is_rough = False
         self._num_asked: Counter[Worker] = Counter()  # since the inputs were given
 
     def forget(self) -> None:
@@ -103,6 +107,7 @@ class TimedCalls:
         verdict = _judged(judge, "judge_timed", answer)
         if isinstance(verdict, str):
             return ProbeResult("after timing", nan, nan, nan, nan, False, verdict)
+        self.is_rough |= bool(verdict.data["is_rough"])
         return from_json(ProbeResult, json.dumps(verdict.data["result"]))
 
     def is_own_path(self, baseline: Worker, racer: Worker) -> bool:
@@ -132,7 +137,10 @@ class TimedCalls:
         verdict = _judged(
             judge, "judge_kept", Reply({"kept": answer.data["kept"], **more}, answer.blobs)
         )
-        return verdict if isinstance(verdict, str) else str(verdict.data["reason"])
+        if isinstance(verdict, str):
+            return verdict
+        self.is_rough |= bool(verdict.data["is_rough"])
+        return str(verdict.data["reason"])
 
 
 def _asked_of(racer: Worker, job: str, payload: Mapping[str, Any]) -> Reply:

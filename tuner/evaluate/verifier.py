@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,11 +118,12 @@ class Verifier:
             judge.close()
 
     def free(self) -> None:
-        """Let judges that are not at work give up what they keep for contenders to come."""
+        """Let judges that are not at work give up what they keep of a GPU's memory."""
         with self._lock:
             for judge in self._judges:
-                if judge.is_alive and not self._turns.num_checks:
-                    asked(judge, "free", {})
+                if self._is_gpu and judge.is_alive and not self._turns.num_checks:
+                    with suppress(TunerError):  # the next check starts another one
+                        asked(judge, "free", {})
 
     def prepare(self, num_judges: int | None = None) -> None:
         """Start so many judges, or all, unless they are there: they load the reference.

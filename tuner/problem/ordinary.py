@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.problem.draws import ORDINARY, ORDINARY_WEIGHTS
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ def made_ordinary(
         model: the reference's module, on that device.
         seed: equal seeds give equal values on one kind of device.
         device: as PyTorch names it.
+
+    Raises:
+        ProblemError: there is no memory for one more call.
     """
     import torch
 
@@ -46,7 +49,9 @@ def made_ordinary(
         with torch.no_grad():
             outputs = problem.call(copy.deepcopy(model), inputs)
         is_finite = all(bool(y.isfinite().all()) for y in outputs)
-    except ProblemError:
+    except ProblemError as error:
+        if says_no_memory(str(error)):  # which data it is does not depend on that
+            raise
         is_finite = False
     if is_finite:
         return inputs, ORDINARY

@@ -79,7 +79,8 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         return ()
     found = [Workload(AS_GIVEN, finalist.interval)]
     if finalist.elsewhere is not None:
-        found.append(Workload(f"on {finalist.elsewhere_on}", finalist.elsewhere))
+        name, counts = f"on {finalist.elsewhere_on}", finalist.counts_ordinary
+        found.append(Workload(name, finalist.elsewhere, is_headline=counts))
     if finalist.step is not None:
         step = Workload("in a step of training", finalist.step, is_headline=False)
         found.append(step)
@@ -87,7 +88,8 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         if race.interval is not None and race.interval != finalist.interval:
             found.append(Workload(f"at {size}", race.interval))
         if race.elsewhere is not None and race.elsewhere != finalist.elsewhere:
-            found.append(Workload(f"on {race.elsewhere_on} at {size}", race.elsewhere))
+            name, counts = f"on {race.elsewhere_on} at {size}", race.counts_ordinary
+            found.append(Workload(name, race.elsewhere, is_headline=counts))
         if race.step is not None and race.step != finalist.step:
             name = f"in a step of training at {size}"
             found.append(Workload(name, race.step, is_headline=False))
@@ -123,7 +125,7 @@ def headline_of(finalist: Finalist) -> tuple[Interval | None, str]:
     size, and on the reference's own data the same but for noise.
     """
     races = {size: race for size, race in finalist.at_sizes.items() if race.least is not None}
-    size = min(races, key=lambda size: _speedup(races[size]), default="")
+    size = min(races, key=lambda size: _worth(races[size]), default="")
     least = races.get(size, finalist)
     words = f" on {least.least_on}" if least.least_on else ""
     if size:
@@ -131,8 +133,8 @@ def headline_of(finalist: Finalist) -> tuple[Interval | None, str]:
     return least.least, words and f"{words}, the least of its workloads"
 
 
-def _speedup(finalist: Finalist) -> float:
-    return finalist.least.speedup if finalist.least is not None else math.inf
+def _worth(finalist: Finalist) -> tuple[float, float]:
+    return finalist.least.worth if finalist.least is not None else (math.inf, math.inf)
 
 
 def caveat_of(workloads: Sequence[Workload]) -> str:
@@ -143,9 +145,7 @@ def caveat_of(workloads: Sequence[Workload]) -> str:
     """
     if not workloads:
         return ""
-    head = min(
-        (w for w in workloads if w.is_headline), key=lambda workload: workload.interval.speedup
-    )
+    head = min((w for w in workloads if w.is_headline), key=lambda w: w.interval.worth)
     others = [w for w in workloads if not w.is_headline]
     less = [w for w in others if w.is_ours and _is_below(w.interval, head.interval)]
     said = [w.words for w in sorted(less, key=lambda w: w.interval.speedup)]

@@ -59,7 +59,7 @@ class Source:
         """Return what a run tried of a space, by config id; None where that is too little."""
         measured = [outcome.measurement for outcome in known.values()]
         is_bound = np.array([m is not None and m.is_censored for m in measured], dtype=bool)
-        latency_us = np.array([outcome.latency_us or math.nan for outcome in known.values()])
+        latency_us = np.array([outcome.ranked_us or math.nan for outcome in known.values()])
         if len(known) < MIN_SHARED or not np.isfinite(latency_us[~is_bound]).any():
             return None
         rows = space.rows(np.array(list(known)))
