@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import py_compile
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,27 @@ def test_a_stopped_clock_is_found_out_by_each_of_two_means(
     task = replace(task_of(tmp_path), impossible_us=floor_us)
     with pytest.raises(WorkerError, match=rf"^patched_timers\.py: {reason}"):
         Racer(task).race([cheat("patched_timers")], num_processes=1, seconds=0.01)
+
+
+def test_a_clock_that_stops_on_ordinary_data_alone_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(second_clock, "CROSS_CHECKS", 2)
+    text = (CHEATS / "patched_timers.py").read_text()
+    stop = text[text.index("time.perf_counter_ns = ") :]
+    # What is timed is constructed once for each of the data, the given ones first.
+    text = text.replace(stop, "made = []\n\n\ndef stop():\n" + textwrap.indent(stop, "    "))
+    text = text.replace(
+        "        super().__init__()",
+        "        super().__init__()\n        made.append(1)\n        if len(made) == 2:\n"
+        "            stop()",
+    )
+    path = tmp_path / "stops_late.py"
+    path.write_text(text)
+    contender = Contender.of_file(path, is_deterministic=True)
+    task = replace(task_of(tmp_path), impossible_us=0.0)  # the floor sees that as well
+    how = {"num_processes": 1, "seconds": 0.01}
+    assert Racer(task).race([contender], **how).num_processes == 1
+    with pytest.raises(WorkerError, match=rf"^stops_late\.py: {CLOCKS}"):
+        Racer(task).race([contender], has_ordinary=True, **how)
 
 
 def test_a_cheat_that_rewrites_its_file_is_rejected(verifier, tmp_path):
