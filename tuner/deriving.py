@@ -27,7 +27,7 @@ from tuner.evaluate.contender import QUIET, import_ahead
 from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import load_family
-from tuner.machine.host import cache_folder
+from tuner.machine.host import cache_folder, has_many_cores
 from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
@@ -82,10 +82,11 @@ def derive_operator(
     observer = observer or Observer()
     folder = cache_folder() / "modules"
     observer.on_stage(f"capturing the forward of {path}")
-    import_ahead()
-    # In this process PyTorch says how a captured operation is called. No daemon: an import that
-    # is cut off where a process ends may crash it.
-    Thread(target=import_module, args=("torch",), name="import").start()
+    if has_many_cores():  # on few, what a file that is refused never needs takes time from others
+        import_ahead()
+        # In this process PyTorch says how a captured operation is called. No daemon: an import
+        # that is cut off where a process ends may crash it.
+        Thread(target=import_module, args=("torch",), name="import").start()
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
             asked = {"path": str(path.resolve()), "mode": chosen, "batch": most_rows}

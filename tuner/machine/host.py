@@ -166,7 +166,7 @@ def cache_folder() -> Path:
 
 
 def has_many_cores() -> bool:
-    """Whether modules of a GPU can be checked side by side: most of a check is the host's work."""
+    """Whether there are cores for what may be needed later, or is the host's work beside a GPU's."""
     return usable_cores() >= MANY_CORES
 
 
