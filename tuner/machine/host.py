@@ -166,7 +166,7 @@ def cache_folder() -> Path:
 
 
 def has_many_cores() -> bool:
-    """Whether there are cores for what may be needed later, or is the host's work beside a GPU's."""
+    """Whether there are cores for what is needed later, perhaps, or beside a GPU's work."""
     return usable_cores() >= MANY_CORES
 
 
