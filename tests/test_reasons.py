@@ -17,6 +17,7 @@ from tuner.evaluate.asking import Fewer
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
+from tuner.evaluate.race_sets import RaceSets
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import Worker
@@ -112,13 +113,13 @@ def test_an_answer_that_no_memory_is_left_to_judge_is_not_called_garbled():
 )
 def test_who_ends_between_two_turns_of_a_race_is_named(task, place, reason, monkeypatch):
     racers: list[Worker] = []
-    real = Racer._get_ready
+    real = RaceSets._get_ready
 
     def get_ready(self, workers, contenders) -> None:
         real(self, workers, contenders)
         racers[:] = workers
 
-    monkeypatch.setattr(Racer, "_get_ready", get_ready)
+    monkeypatch.setattr(RaceSets, "_get_ready", get_ready)
     turns = []
 
     def on_round(share: float) -> None:

@@ -80,9 +80,9 @@ class Interval:
         return "slower" if self.high < 1.0 else "no difference"
 
     @property
-    def worth(self) -> tuple[int, float]:
-        """What intervals are ordered by, the worst first: the verdict, then the ratio."""
-        return ("slower", "no difference", "faster").index(self.verdict), self.speedup
+    def worth(self) -> tuple[bool, float]:
+        """What intervals are ordered by, the worst first: those surely slower, then the ratio."""
+        return self.verdict != "slower", self.speedup
 
     @property
     def words(self) -> str:

@@ -87,7 +87,7 @@ def tied(raced: Sequence[Finalist]) -> list[int]:
     """
     most = max(len(entry.samples_us) for entry in raced)
     level = {entry.trial: entry for entry in raced if len(entry.samples_us) == most}
-    worths = {n: (0, 0.0) if e.least is None else e.least.worth for n, e in level.items()}
+    worths = {n: (False, 0.0) if e.least is None else e.least.worth for n, e in level.items()}
     winner, alike = max(worths, key=lambda number: worths[number]), set(level)
     given = {number: rounds_of(entry.samples_us) for number, entry in level.items()}
     others = {number: rounds_of(entry.elsewhere_samples_us) for number, entry in level.items()}

@@ -177,7 +177,7 @@ def _read_run(path: Path) -> KnownRun | None:
             winner = from_json(_Result, (path / "result.json").read_bytes()).winner
     except (TunerError, OSError, ValueError):
         return None
-    timed = [(t.outcome.ranked_us, t) for t in trials if t.outcome.ranked_us is not None]
+    timed = [(t.outcome.latency_us, t) for t in trials if t.outcome.latency_us is not None]
     if not timed or not tasks:
         return None
     latency_us, best = min(timed, key=lambda pair: (pair[1].number != winner, pair[0]))
