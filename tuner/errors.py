@@ -48,6 +48,7 @@ __all__ = [
     "says_no_memory",
 ]
 
+# How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
 NO_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
 
 

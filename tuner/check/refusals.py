@@ -32,7 +32,6 @@ __all__ = [
     "unread",
 ]
 
-# How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
 FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
 MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
 TALL_ROWS = 64  # where what grows faster than the rows shows

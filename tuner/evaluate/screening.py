@@ -127,11 +127,11 @@ class Screening:
             return None
         timed = Timed(device, self._oracle.accuracy)
         timed.take(self._problem.make_model(WEIGHT_SEED, device, is_quick=True), [])
-        timed.take_ordinary(self._problem)
         try:
+            timed.take_ordinary(self._problem)
             with torch.no_grad():
                 self._problem.call(timed.model, timed.inputs[0])
-        except ProblemError:  # even on its own inputs, with such weights
+        except ProblemError:  # even on its own inputs, with such weights, or for lack of memory
             return None
         return timed
 

@@ -222,13 +222,9 @@ def trial_columns(run_data: RunData) -> list[Column]:
         for name, label, kind in _TAKEN
     ]
     after = [column for column in after if any(v is not None for v in column.values)]
-    after += [
-        column
-        for column in (
-            _column("ordinary_speedup", "on ordinary", "ratio", trials, ordinary_speedup_of),
-        )
-        if any(value is not None for value in column.values)
-    ]
+    ordinary = _column("ordinary_speedup", "on ordinary", "ratio", trials, ordinary_speedup_of)
+    if any(value is not None for value in ordinary.values):
+        after.append(ordinary)
     after += [
         _column("build_s", "build s", "seconds", trials, lambda t: _seconds(t, "build")),
         _column("check_s", "check s", "seconds", trials, lambda t: _seconds(t, "check")),
