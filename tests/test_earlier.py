@@ -209,7 +209,7 @@ def test_the_same_sizes_and_device_come_before_others(folder, around, runs):
 def test_the_model_starts_from_all_that_another_module_tried(folder, around, runs):
     run = only(runs)
     # The fastest one: of a slower one a noisy machine may know a bound alone.
-    trial = min(run.trials(), key=lambda trial: trial.outcome.latency_us or float("inf"))
+    trial = min(run.trials(), key=lambda trial: trial.outcome.ranked_us or float("inf"))
     tried = feasible(around.space)[:6]
     lines = [replace(trial, number=n, params=p) for n, p in enumerate(tried)]
     (run.path / "trials.jsonl").write_text("".join(to_json(t) + "\n" for t in lines[:4]))
@@ -217,7 +217,7 @@ def test_the_model_starts_from_all_that_another_module_tried(folder, around, run
     (run.path / "trials.jsonl").write_text("".join(to_json(t) + "\n" for t in lines))
     (source,) = sources_from(around, [run.path.name, "gone"], runs)
     assert [source.space.index(params) is not None for params in tried] == [True] * 6
-    assert np.allclose(source.latency_us, trial.outcome.latency_us)
+    assert np.allclose(source.latency_us, trial.outcome.ranked_us)
     make_sampler("surrogate", around.space, 0, [source])  # it is of use to it
 
 
@@ -260,7 +260,7 @@ def test_an_index_that_is_lost_or_damaged_is_made_again(runs):
     whole = index.read_text()
     index.unlink()
     assert known_runs(runs) == first and index.read_text() == whole
-    alien, half = whole.replace('"format":1', '"format":0'), whole[: len(whole) // 2]
+    alien, half = whole.replace('"format":2', '"format":0'), whole[: len(whole) // 2]
     for damage in ("", half, "[]", "{" * 10_000, alien, "\0\xff"):
         index.write_text(damage)
         assert known_runs(runs) == first and index.read_text() == whole, damage[:50]
@@ -273,13 +273,15 @@ def test_the_index_follows_the_run_directories(runs):
     (before,) = known_runs(runs)
     run = only(runs)
     best = run.best()
-    measurement = replace(best.outcome.measurement, latency_us=1.0, samples_us=(1.0,) * 5)
+    measurement = replace(
+        best.outcome.measurement, latency_us=1.0, samples_us=(1.0,) * 5, ordinary_us=None
+    )
     faster = replace(best, number=9, params={**best.params, "unroll": 4},
                      outcome=replace(best.outcome, measurement=measurement))  # fmt: skip
     with (run.path / "trials.jsonl").open("a") as file:
         file.write(to_json(faster) + "\n" + to_json(faster)[:50])  # the last one half-written
     (after,) = known_runs(runs)
-    assert after == replace(before, params=faster.params, latency_us=1.0)
+    assert after == replace(before, params=faster.params, ranked_us=1.0)
     with run.locked():  # another process works on it
         with (run.path / "trials.jsonl").open("a") as file:
             file.write(to_json(replace(faster, number=10)) + "\n")
@@ -343,7 +345,7 @@ def test_an_entry_supplies_no_time_and_skips_no_check(folder, around, runs):
     params = {**known.params, "unroll": 4 if known.params["unroll"] != 4 else 1}
     data = json.loads(index.read_text())
     found = data["runs"][known.name]["found"]
-    found["params"], found["latency_us"] = params, 0.12345678
+    found["params"], found["ranked_us"] = params, 0.12345678
     index.write_text(json.dumps(data))
     run = tuner.tune(around.config, runs_dir=runs, verifies=False)
     (trial,) = run.trials()

@@ -168,7 +168,7 @@ class _Match:
                 tier = 3 if run.device == self._device else 4
             found.append(_Claim(tier, round(_share(there, run.tasks), 2), run, there))
         # Times of other sizes say nothing of each other; `known` has the latest first.
-        found.sort(key=lambda c: (c.tier, -c.share, c.run.latency_us if c.tier < 3 else 0.0))
+        found.sort(key=lambda c: (c.tier, -c.share, c.run.ranked_us if c.tier < 3 else 0.0))
         return found
 
     # ---- configurations to try --------------------------------------------------------------

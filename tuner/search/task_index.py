@@ -26,7 +26,7 @@ from tuner.trial import Params, content_key, from_json, to_json
 
 __all__ = ["KnownRun", "known_runs", "operator_task", "versions_of"]
 
-FORMAT = 1  # of the index
+FORMAT = 2  # of the index
 # Of trials that the index lacks, the latest runs first: some 0.1 s. Later starts read the others.
 READ_AT_ONCE_BYTES = 16e6
 _FILES = ("environment.json", MODULE_FILE, "trials.jsonl", "result.json")
@@ -42,7 +42,7 @@ class KnownRun:
         versions: of PyTorch and the compilers, as `versions_of` gives them.
         tasks: of its module, without their steps; the operator as a whole where it is no module.
         params: its fastest correct configuration, the verified winner where there is one.
-        latency_us: of that trial; it orders runs of the same tasks, and is reported to nobody.
+        ranked_us: of that trial; it orders runs of the same tasks, and is reported to nobody.
     """
 
     name: str
@@ -50,7 +50,7 @@ class KnownRun:
     versions: str
     tasks: tuple[KernelTask, ...]
     params: Params
-    latency_us: float
+    ranked_us: float
 
 
 def known_runs(folder: Path) -> list[KnownRun]:
@@ -177,12 +177,12 @@ def _read_run(path: Path) -> KnownRun | None:
             winner = from_json(_Result, (path / "result.json").read_bytes()).winner
     except (TunerError, OSError, ValueError):
         return None
-    timed = [(t.outcome.latency_us, t) for t in trials if t.outcome.latency_us is not None]
+    timed = [(t.outcome.ranked_us, t) for t in trials if t.outcome.ranked_us is not None]
     if not timed or not tasks:
         return None
-    latency_us, best = min(timed, key=lambda pair: (pair[1].number != winner, pair[0]))
+    ranked_us, best = min(timed, key=lambda pair: (pair[1].number != winner, pair[0]))
     versions = versions_of(environment.machine, environment.toolchain)
-    return KnownRun(path.name, environment.device_name, versions, tasks, best.params, latency_us)
+    return KnownRun(path.name, environment.device_name, versions, tasks, best.params, ranked_us)
 
 
 def _tasks_of(path: Path, environment: Environment) -> tuple[KernelTask, ...]:
