@@ -43,12 +43,12 @@ class Baseline(Giver):
         rooms for large ones.
         """
         values = AS_CONSTRUCTED
+        self._rooms.clear()  # which hold what was given before
         if is_ordinary:
             values = self._timed.take_ordinary(self._problem)
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
         mode: crossing.Mode = "train" if self._timed.model.training else "eval"
-        self._rooms.clear()
         packed, blobs = self._packed(crossing.Script(mode=mode), tensors, lends)
         return {**packed, "values": values}, blobs
 

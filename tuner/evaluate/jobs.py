@@ -25,11 +25,11 @@ One child serves one role at a time, each with the jobs that belong to it:
                  lent_sample, free,
                  answer, time_model,
                  time_steps,
-                 take_timing_set,
+                 take_timing_set, give_up_timing_set,
                  rows_taken,
-                 take_all_rows,
+                 take_all_rows, take_own_rows,
                  repeat,
-                 timed_output,
+                 timed_output, give_up_output,
                  kept_outputs,
                  operations, profile
 

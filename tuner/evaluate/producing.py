@@ -75,6 +75,7 @@ class Producer:
         self._make_model: Callable[..., torch.nn.Module]
         self.notes: list[str] = []
         self._file: dict[str, Any] = {}  # the names of an imported file
+        self._own_rows: dict[str, Any] = {}  # of these, where it takes which kernels
         arguments = untagged(init_inputs)
         if compile_mode:
             problem = load_problem(Path(reference), sizes or {})
@@ -119,9 +120,17 @@ class Producer:
 
     def take_all_rows(self, kernel: int | None = None) -> Answer:
         """Let the file take its kernels at any number of rows from now on; of several one."""
+        self.take_own_rows()
+        own = (ROWS_NAME, KERNELS_NAME)
+        self._own_rows = {name: self._file[name] for name in own if name in self._file}
         self._file[ROWS_NAME] = None
         if kernel is not None:
             take_kernel(self._file, kernel)
+        return {}, ()
+
+    def take_own_rows(self) -> Answer:
+        """Let the file take its kernels where it does by itself, again."""
+        self._file |= self._own_rows
         return {}, ()
 
     def make_rooms(self, question: str) -> Answer:
@@ -218,6 +227,12 @@ class Producer:
         text, blobs = crossing.pack(report, found.tensors, lends=lends)
         self._lent = found.tensors if lends else {}
         return {"call": call, "answer": text}, blobs
+
+    def give_up_output(self) -> Answer:
+        """Let go of the output of the last call of `repeat`, which was judged."""
+        self._lent, self._timed.last = {}, None
+        gpu_memory.free_cached(self._device)
+        return {}, ()
 
     def kept_outputs(self) -> Answer:
         """Return a few elements of every timed call's outputs, as `Keeper.kept`."""

@@ -136,7 +136,10 @@ class RaceSets:
             raise_if(contender, refusal)
 
     def give(self, racers: Sequence[Worker], is_ordinary: bool = False) -> str:
-        """Let the baseline's process share its weights and inputs; say in words what they are."""
+        """Let the baseline's process share its weights and inputs; say in words what they are.
+
+        Ordinary ones are given to processes that have the reference's own, which they give up.
+        """
         baseline = racers[0]
 
         def ask(job: str, payload: Mapping[str, Any], blobs: Sequence[Any] = ()) -> Reply:
@@ -148,6 +151,8 @@ class RaceSets:
         reply = ask("timing_set", {"is_ordinary": is_ordinary, "lends": self.lends})
 
         def give(racer: Worker) -> None:
+            if is_ordinary:
+                asked(racer, "give_up_timing_set", {})
             try:
                 refusal = hand_over(reply, racer, ask, CALL_TIMEOUT_S)
             except JobFailed as failure:  # no memory, say

@@ -22,7 +22,7 @@ from tuner.evaluate.rounding import rounding_at_rows
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
-from tuner.machine.gpu_memory import num_shortages
+from tuner.machine.gpu_memory import free_cached, num_shortages
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.ordinary import made_ordinary
@@ -129,13 +129,11 @@ class Timed:
         Untimed calls come first: after its turn, another process's OpenMP threads spin for some
         10 ms on the cores that this one needs, and what it left in the caches is gone.
         """
-        import torch
-
         model, inputs = self.model, self.inputs
         self.timer.keep = self.keeper.keep
         throttled_before = self.timer.num_throttled
         preempted_before, start_s = num_preempted(), time.perf_counter()
-        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+        with self._calls():
             time.sleep(SETTLE_S[self._device.partition(":")[0]])
             self.timer.samples(lambda i: model(*inputs[i]), NUM_UNTIMED)
             samples = self.timer.samples(lambda i: model(*inputs[i]), num_samples)
@@ -165,7 +163,7 @@ class Timed:
             return take(inputs[call])
 
         self.timer.keep = None
-        with torch.enable_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+        with self._calls(), torch.enable_grad():
             time.sleep(SETTLE_S[self._device.partition(":")[0]])
             try:
                 self.timer.samples(step, 1)
@@ -178,7 +176,8 @@ class Timed:
         import torch
 
         model, inputs = self.model, self.inputs
-        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+        self.last = None
+        with self._calls():
             before = settings()
             time.sleep(SETTLE_S[self._device.partition(":")[0]])
             if not num_calls:
@@ -187,17 +186,27 @@ class Timed:
                 call = inputs.fresh_call()
                 result = model(*inputs.of_call(call))
                 self.keeper.keep(call, result)
-            outputs = outputs_of(result)
+            outputs, kinds = outputs_of(result), kinds_of(result)
             copies = tuple(snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs)
-            self.last = LastCall(call, copies, kinds_of(result), tuple(changed(before)))
+            self.last = LastCall(call, copies, kinds, tuple(changed(before)))
+            del result, outputs
         return {}, ()
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        """Call the model as it is timed; what that leaves unused is given to other processes."""
+        import torch
+
+        try:
+            with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+                yield
+        finally:
+            free_cached(self._device)
 
     def operations(self) -> Answer:
         """Return PyTorch's operations of one untimed call; none of a module that is compiled."""
-        import torch
-
         names: list[str] = []
-        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+        with self._calls():
             inputs = self.inputs.of_call(self.inputs.fresh_call())
             if not _is_compiled(self.model):
                 with recorded(names):
@@ -206,7 +215,6 @@ class Timed:
 
     def profile(self) -> Answer:
         """Return what a few warm calls ran, as events of the Chrome trace that PyTorch writes."""
-        import torch
         from torch.profiler import ProfilerActivity, profile, record_function
 
         kinds = [ProfilerActivity.CPU]
@@ -214,7 +222,7 @@ class Timed:
             kinds.append(ProfilerActivity.CUDA)
         model, inputs = self.model, self.inputs
         synchronize = platform_of(self._device).synchronize
-        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+        with self._calls():
             for _ in range(NUM_UNTIMED):
                 model(*inputs.of_call(inputs.fresh_call()))
             with profile(activities=kinds) as found:
@@ -238,7 +246,7 @@ class Timed:
 
         model, inputs = self.model, self.inputs
         has_marks = is_gpu(self._device)
-        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+        with self._calls():
             for _ in range(NUM_UNTIMED):
                 model(*inputs.of_call(inputs.fresh_call()))
             given = inputs.of_call(inputs.fresh_call())

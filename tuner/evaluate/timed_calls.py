@@ -105,6 +105,7 @@ class TimedCalls:
     def _verdict(self, judge: Worker, racer: Worker, lends: bool) -> ProbeResult:
         answer = _asked_of(racer, "timed_output", {"lends": lends})
         verdict = _judged(judge, "judge_timed", answer)
+        _asked_of(racer, "give_up_output", {})  # beside others' it may be more than there is
         if isinstance(verdict, str):
             return ProbeResult("after timing", nan, nan, nan, nan, False, verdict)
         self.is_rough |= bool(verdict.data["is_rough"])

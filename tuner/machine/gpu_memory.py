@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "free_all_unused",
+    "free_cached",
     "free_unused",
     "most_held_bytes",
     "num_shortages",
@@ -60,7 +61,14 @@ def free_unused(device: str | torch.device) -> None:
         return
     if torch.cuda.memory_allocated(device) > MOST_HELD_BYTES:
         gc.collect()  # what refers to itself goes when objects are many, not when they are large
-    if _unused_bytes(device) > MOST_UNUSED_BYTES:
+    free_cached(device)
+
+
+def free_cached(device: str | torch.device) -> None:
+    """Do what `free_unused` does, but let be what refers to itself, whose search takes 0.1 s."""
+    import torch
+
+    if is_gpu(device) and _unused_bytes(device) > MOST_UNUSED_BYTES:
         torch.cuda.empty_cache()
 
 
