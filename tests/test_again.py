@@ -6,7 +6,7 @@ import pytest
 
 from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS
 from tuner.check.probe import Probe
-from tuner.evaluate.again import Taken
+from tuner.evaluate.again import Query, Taken
 
 CALL = Probe("call", batch=4, tells="?")
 EVAL = Probe("eval", batch=4, mode="eval", tells="?")
@@ -31,9 +31,11 @@ MANY, ALL, NONE = (64, MOST), ANY_ROWS, NO_ROWS
     ],
 )
 def test_kernels_are_asked_what_the_file_leaves_to_pytorch(rows, asked):
-    again = Taken(rows).again(PROBES, 1024)
-    assert [probe.name for each in again for probe in each.probes] == asked
+    queries = Taken(rows).queries(PROBES, 1024)
+    assert [query.probe for query in queries if not query.is_by_kernels] == PROBES
+    assert [query.probe.name for query in queries if query.is_by_kernels] == asked
 
 
 def test_no_rows_are_left_out_by_a_file_that_says_nothing():
-    assert not Taken().again([Probe("no rows", batch=0, tells="?")], 1024)
+    probe = Probe("no rows", batch=0, tells="?")
+    assert Taken().queries([probe], 1024) == [Query(probe)]

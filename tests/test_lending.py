@@ -20,6 +20,7 @@ from tuner.check.exercise import checksum_of
 from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
+from tuner.evaluate.again import Query
 from tuner.evaluate.asking import Fewer
 from tuner.evaluate.judging import Judge
 from tuner.evaluate.oracle import Oracle
@@ -177,7 +178,7 @@ def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
         if probe.batch is not None and (probe.gives_weights or probe.weights != "random")
     ][:40]
     most = 0
-    for result in pair.answers(probes, {}, is_alone=True):
+    for result in pair.answers([Query(probe) for probe in probes], {}, is_alone=True):
         assert result.is_accepted, result.reason
         most = max(most, len(judge._weights_of), len(producer._received))
     one = len(judge._oracle.problem.make_model(0).state_dict())

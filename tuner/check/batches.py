@@ -18,7 +18,7 @@ __all__ = [
 # times, in float64; a CPU takes some 10 ns for each, and products count as what they take there.
 MOST_ELEMENTS = {"gpu": 2**29, "cpu": 2**27}  # of what is asked again and again at full size
 HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batches
-REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**22}  # of what is asked at a smaller batch
+REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**21}  # of what is asked at a smaller batch
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
 HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
 # Gradients are asked at one number of rows of each.

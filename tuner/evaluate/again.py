@@ -1,4 +1,4 @@
-"""Probes that are put to a file once more, by kernels that it does not take for them itself.
+"""Probes as they are put to a file, also by kernels that it does not take for them itself.
 
 A file says at which numbers of rows it takes its kernels, and which one of several. What is asked
 on few rows says as much of a kernel for many rows, which a call of the file would not reach.
@@ -6,7 +6,6 @@ on few rows says as much of a kernel for many rows, which a call of the file wou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,48 +16,56 @@ from tuner.check.probe import OWN_WORK, Probe
 from tuner.choosing import chosen_at
 from tuner.trial import ProbeResult
 
-__all__ = ["Again", "Taken", "until_rejected"]
+__all__ = ["Query", "Taken", "in_order"]
 
 MOST_BORDERS = 16  # of a file's ranges at which it is asked: ours have a few
 MOST_KERNELS = 8  # that are asked: of a file of ours one a tuned size
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Probes that are asked once more: by a kernel, None for the only one."""
+class Query:
+    """A probe as it is put to a file: to the file as it is, or to kernels at all rows.
 
-    probes: tuple[Probe, ...]
+    With `is_by_kernels` the file takes its kernels where it would not, of several the one whose
+    number is `kernel`.
+    """
+
+    probe: Probe
+    is_by_kernels: bool = False
     kernel: int | None = None
 
     @property
-    def ending(self) -> str:
-        """What is added to the names of these probes."""
-        return ", by kernels" if self.kernel is None else f", by kernel {self.kernel + 1}"
-
-    @property
-    def words(self) -> str:
-        """Why a rejection is one all the same."""
-        if self.kernel is None:
-            return "so it is by the kernels, which the file takes at other rows alone"
-        return f"so it is by kernel {self.kernel + 1}, which the file takes at other rows"
+    def name(self) -> str:
+        """The probe's name, and by which kernels it is answered where not as the file is."""
+        if not self.is_by_kernels:
+            return self.probe.name
+        which = "kernels" if self.kernel is None else f"kernel {self.kernel + 1}"
+        return f"{self.probe.name}, by {which}"
 
     def named(self, result: ProbeResult) -> ProbeResult:
-        """Return the verdict on a probe's answer with that said."""
-        reason = f"{result.reason}; {self.words}" if result.reason else ""
-        return replace(result, probe=f"{result.probe}{self.ending}", reason=reason)
+        """Return the verdict on the probe's answer with that said."""
+        if not self.is_by_kernels:
+            return result
+        words = (
+            "so it is by the kernels, which the file takes at other rows alone"
+            if self.kernel is None
+            else f"so it is by kernel {self.kernel + 1}, which the file takes at other rows"
+        )
+        reason = f"{result.reason}; {words}" if result.reason else ""
+        return replace(result, probe=self.name, reason=reason)
+
+    def has_same_probe(self, other: Query | None) -> bool:
+        """Whether another one is the same question, which a judge need not compute again."""
+        return other is not None and other.probe == self.probe
 
 
-def _plain_name(name: str) -> str:
-    """Return the name of the probe that a result is of."""
-    return re.sub(r", by kernel(s| \d+)$", "", name)
-
-
-def until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:
-    """Return results in the order of the probes, as far as the first rejection."""
-    places = {probe.name: place for place, probe in enumerate(probes)}
-    ordered = sorted(results, key=lambda result: places[_plain_name(result.probe)])
-    rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
-    return ordered[: next(rejected, len(ordered))]
+def in_order(results: Sequence[ProbeResult], queries: Sequence[Query]) -> list[ProbeResult]:
+    """Return results in the order of the probes, those by kernels last, up to a rejection."""
+    ordered = sorted(queries, key=lambda query: (query.is_by_kernels, query.kernel or 0))
+    places = {query.name: place for place, query in enumerate(ordered)}
+    found = sorted(results, key=lambda result: places[result.probe])
+    rejected = (place for place, result in enumerate(found, 1) if not result.is_accepted)
+    return found[: next(rejected, len(found))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +116,35 @@ class Taken:
                 found[probe.name] = low
         return found
 
-    def again(self, probes: Sequence[Probe], num_rows: int | None) -> list[Again]:
-        """Return what is asked once more, and by which kernel.
+    def queries(self, probes: Sequence[Probe], num_rows: int | None) -> list[Query]:
+        """Return how probes are put to the file: each as it is, and then once more by kernels.
 
         Args:
-            probes: that were put to the file as it is.
+            probes: in their order.
             num_rows: of those that name no number of rows.
         """
-        each = [(p, num_rows if p.batch is None else p.batch) for p in probes]
-        asked = [(p, n) for p, n in each if n is not None and not p.name.startswith(OWN_WORK)]
-        if not self.kernels:
-            left_out = tuple(probe for probe, rows in asked if self.leaves_out(probe, rows))
-            return [Again(left_out)] if left_out else []
-        found = []
-        known = sorted({kernel for ranges in self.kernels.values() for _, kernel in ranges})
-        for kernel in known[:MOST_KERNELS]:
-            mine = tuple(
-                probe
-                for probe, rows in asked
-                if (self.leaves_out(probe, rows) or self._at(rows) != {kernel})
-                # More rows than a probe needs, and the kernel never has them.
-                and (rows <= MOST or kernel in self._at(rows))
+        return [
+            query
+            for probe in probes
+            for query in (
+                Query(probe),
+                *self._by_kernels(probe, num_rows if probe.batch is None else probe.batch),
             )
-            found += [Again(mine, kernel)] if mine else []
-        return found
+        ]
+
+    def _by_kernels(self, probe: Probe, rows: int | None) -> list[Query]:
+        """Return a probe's further queries: by kernels that the file does not take for it."""
+        if rows is None or probe.name.startswith(OWN_WORK):
+            return []
+        is_left_out = self.leaves_out(probe, rows)
+        if not self.kernels:
+            return [Query(probe, is_by_kernels=True)] if is_left_out else []
+        taken = self._at(rows)
+        known = sorted({kernel for ranges in self.kernels.values() for _, kernel in ranges})
+        return [
+            Query(probe, is_by_kernels=True, kernel=kernel)
+            for kernel in known[:MOST_KERNELS]
+            if (is_left_out or taken != {kernel})
+            # More rows than a probe needs, and the kernel never has them.
+            and (rows <= MOST or kernel in taken)
+        ]

@@ -135,8 +135,8 @@ class Asking:
         self.lends = False
         self.is_strict = False
 
-    def once(self, probe: Probe) -> Reply:
-        """Return a probe's question.
+    def once(self, probe: Probe, is_kept: bool = False) -> Reply:
+        """Return a probe's question; with `is_kept` the next one is the same.
 
         Raises:
             JudgeEnded: the judge ended.
@@ -144,13 +144,14 @@ class Asking:
         """
         asked = to_json(self._fewer.asked(probe))
         asks = {"probe": asked, "lends": self.lends, "is_strict": self.is_strict}
+        asks["is_kept"] = is_kept
         with self._turns.shared():
             return self.ask("ask", asks)
 
-    def question(self, probe: Probe) -> Reply:
+    def question(self, probe: Probe, is_kept: bool = False) -> Reply:
         """Return a probe's question; where the judge has no memory for it, one of less.
 
-        First what nobody uses is freed.
+        First what nobody uses is freed. `is_kept`: as for `once`.
 
         Raises:
             TunerError: as `once`; also where memory ran out and fresh processes are asked.
@@ -158,7 +159,7 @@ class Asking:
         has_freed = False
         while True:
             try:
-                return self.once(probe)
+                return self.once(probe, is_kept)
             except TunerError as error:
                 if self.is_strict or not is_of_memory(error):
                     raise
@@ -167,8 +168,12 @@ class Asking:
             self.free()
             has_freed = True
 
-    def question_of(self, probe: Probe, ahead: Future[Reply] | None) -> Reply:
+    def question_of(
+        self, probe: Probe, ahead: Future[Reply] | None, is_kept: bool = False
+    ) -> Reply:
         """Return a question that is being made; where memory ran out beside another, a new one.
+
+        `is_kept`: as for `once`.
 
         Raises:
             TunerError: as `once`.
@@ -179,7 +184,7 @@ class Asking:
             except TunerError as error:
                 if not is_of_memory(error):
                     raise
-        return self.question(probe)
+        return self.question(probe, is_kept)
 
     def again(self, probe: Probe, answer_to: Callable[[Probe, Reply], ProbeResult]) -> ProbeResult:
         """Ask again where a contender had no memory, after the judge has freed what it can.

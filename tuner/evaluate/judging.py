@@ -45,6 +45,7 @@ class Judge(Giver):
         self._weights_bytes = math.inf  # that are held at most before some are forgotten
         self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
         self._num_asked = 0
+        self._last: tuple[Probe, Expected] | None = None  # that is asked once more
         self._kept: dict[Probe, Expected] = {}  # for the next contender
         self._tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
         self._weights_of: dict[str, torch.Tensor] = {}  # by token
@@ -75,16 +76,23 @@ class Judge(Giver):
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
 
-    def ask(self, probe: str, lends: bool = False, is_strict: bool = False) -> Answer:
+    def ask(
+        self, probe: str, lends: bool = False, is_strict: bool = False, is_kept: bool = False
+    ) -> Answer:
         """Draw a probe's inputs and weights; return the question for the producer.
 
         The answer is judged by the question's `ticket`. Weights are the bulk of a question, and
         many questions share theirs: `known` refers to them by tokens. With `lends` the producer
-        makes rooms for large tensors. With `is_strict` no memory may have run out.
+        makes rooms for large tensors. With `is_strict` no memory may have run out. With `is_kept`
+        the next question is the same one.
         """
         asked = from_json(Probe, probe)
         self._forget_weights()
-        found = self._expected_once(asked)
+        last, self._last = self._last, None
+        found = last[1] if last and last[0] == asked else None
+        del last  # before another one is computed
+        found = found or self._expected_once(asked)
+        self._last = (asked, found) if is_kept else None
         self._is_strict = is_strict
         self._require_memory()
         self._num_asked += 1
@@ -173,6 +181,7 @@ class Judge(Giver):
         device = self._oracle.device
         most_bytes = gpu_memory.most_held_bytes(device)
         self._kept.clear()
+        self._last = None
         held_bytes = gpu_memory.free_all_unused(device)
         return {
             "held_bytes": held_bytes, "most_bytes": most_bytes, "free_bytes": free_bytes(device),

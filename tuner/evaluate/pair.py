@@ -17,7 +17,7 @@ from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.check.refusals import unread
 from tuner.errors import TunerError
-from tuner.evaluate.again import Taken
+from tuner.evaluate.again import Query, Taken
 from tuner.evaluate.asking import Asking, Fewer, JudgeEnded, lacks_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.giving import can_lend, hand_over
@@ -58,7 +58,6 @@ class Pair:
         self._turns = turns
         self._most_s = most_s
         self._is_gpu = is_gpu
-        self._ways: dict[str, Any] = {}  # in which its file goes, where not as it is
         self._asking = Asking(self._ask, self._free_contender, turns, fewer, takes_much)
         self.go_on(producer)
 
@@ -68,8 +67,7 @@ class Pair:
         self._generation = self._judge.generation
         self._known: set[str] = set()  # weights that this producer has
         self._asking.lends = self._is_gpu and can_lend(producer, self._ask, self._most_s)
-        if self._ways:
-            self._reported("take_all_rows", **self._ways)
+        self._goes: tuple[bool, int | None] = (False, None)  # by kernels at all rows, which one
 
     def free(self) -> None:
         """Let both processes free what they can."""
@@ -91,16 +89,13 @@ class Pair:
         found = self._reported("rows_taken")
         return Taken(found.get("rows", {}), found.get("kernels", {}))
 
-    def takes_all_rows(self, kernel: int | None = None) -> bool:
-        """Let the contender take its kernels at any number of rows; False if a process ended.
-
-        `kernel` is which one of several.
-        """
-        if not (self._judge.is_alive and self._producer.is_alive):
-            return False
-        self._ways = {"kernel": kernel}
-        self._reported("take_all_rows", **self._ways)
-        return True
+    def _go(self, query: Query) -> None:
+        """Let the file take its kernels as a query says."""
+        goes = (query.is_by_kernels, query.kernel)
+        if goes != self._goes:
+            more = {"kernel": query.kernel} if query.is_by_kernels else {}
+            self._reported("take_all_rows" if query.is_by_kernels else "take_own_rows", **more)
+            self._goes = goes
 
     def _reported(self, job: str, **payload: Any) -> dict[str, Any]:
         try:
@@ -110,17 +105,19 @@ class Pair:
 
     def answers(
         self,
-        probes: Sequence[Probe],
+        queries: Sequence[Query],
         seconds: dict[str, float],
         *,
         is_alone: bool,
         is_strict: bool = False,
     ) -> Generator[ProbeResult, None, bool]:
-        """Yield the verdict on each answer, until one is a rejection; note what each probe took.
+        """Yield the verdict on each answer, until one is a rejection; note what each query took.
 
         The next question is made while the contender, which has been given the one before,
-        answers that, unless each may fill the device's memory (`is_alone`). With `is_strict`
-        nothing is done about memory that ran out: what lacked it is asked of fresh processes.
+        answers that, unless each may fill the device's memory (`is_alone`); what the judge
+        expects of a probe it computes once for the queries of it that follow each other. With
+        `is_strict` nothing is done about memory that ran out: what lacked it is asked of fresh
+        processes.
 
         Returns:
             Whether one was a rejection.
@@ -132,15 +129,21 @@ class Pair:
         self._asking.is_strict = is_strict
         with ThreadPoolExecutor(1) as pool:
             ahead: Future[Reply] | None = None
-            for probe, following in zip(probes, (*probes[1:], None), strict=True):
+            rest = [*queries[1:], None]
+            for query, following, later in zip(queries, rest, [*rest[1:], None], strict=True):
                 start_s = time.monotonic()
-                question = self._asking.question_of(probe, ahead)
+                probe, is_kept = query.probe, query.has_same_probe(following)
+                question = self._asking.question_of(probe, ahead, is_kept)
                 ahead = None
+                self._go(query)
 
-                def ask_ahead(following: Probe | None = following) -> None:
+                def ask_ahead(
+                    next_: Query | None = following, later: Query | None = later
+                ) -> None:
                     nonlocal ahead
-                    if following is not None and not is_alone and ahead is None:
-                        ahead = pool.submit(self._asking.once, following)
+                    if next_ is not None and not is_alone and ahead is None:
+                        is_kept = next_.has_same_probe(later)
+                        ahead = pool.submit(self._asking.once, next_.probe, is_kept)
 
                 def answered(
                     draw: int, probe: Probe = probe, question: Reply = question
@@ -152,8 +155,8 @@ class Pair:
                         return self._asking.again(drawn, self._answer_to)
                     return result
 
-                result = by_majority(answered)
-                seconds[probe.name] = time.monotonic() - start_s
+                result = query.named(by_majority(answered))
+                seconds[query.name] = time.monotonic() - start_s
                 yield result
                 if not result.is_accepted:
                     return True
@@ -228,13 +231,13 @@ class Pair:
 
 
 def side_by_side(
-    pairs: Sequence[Pair], probes: Sequence[Probe], seconds: dict[str, float], *, is_strict: bool
+    pairs: Sequence[Pair], queries: Sequence[Query], seconds: dict[str, float], *, is_strict: bool
 ) -> Generator[ProbeResult, None, bool]:
     """Yield verdicts as they come of pairs that have a share of the probes each, always the same.
 
-    A judge keeps what it expects of its share, for the next contender and for kernels that are
-    asked once more; so a probe's name alone says whose it is. After a rejection each pair
-    answers what it has been asked, which may be an earlier probe.
+    A judge keeps what it expects of its share for the next contender, so a probe's name alone
+    says whose it is. After a rejection each pair answers what it has been asked, which may be
+    an earlier probe.
 
     Returns:
         Whether one was a rejection.
@@ -245,7 +248,7 @@ def side_by_side(
     found: queue.SimpleQueue[ProbeResult | BaseException | None] = queue.SimpleQueue()
     is_over = threading.Event()
 
-    def put(pair: Pair, share: Sequence[Probe]) -> None:
+    def put(pair: Pair, share: Sequence[Query]) -> None:
         try:
             given = pair.answers(share, seconds, is_alone=False, is_strict=is_strict)
             with closing(given) as answers:
@@ -260,7 +263,7 @@ def side_by_side(
 
     with ThreadPoolExecutor(len(pairs)) as pool:
         for place, pair in enumerate(pairs):
-            mine = [probe for probe in probes if crc32(probe.name.encode()) % len(pairs) == place]
+            mine = [q for q in queries if crc32(q.probe.name.encode()) % len(pairs) == place]
             pool.submit(put, pair, mine)
         try:
             num_ended = 0

@@ -25,7 +25,7 @@ from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
 from tuner.errors import TunerError
-from tuner.evaluate.again import Taken, until_rejected
+from tuner.evaluate.again import Query, Taken, in_order
 from tuner.evaluate.asking import (
     Fewer,
     JudgeEnded,
@@ -51,7 +51,7 @@ PAIRS = 2  # of processes: most of a check is the host's work
 # gradients of several calls, in float64 as well.
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
 FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
-SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
+SHARE_OF_ONE = 1 / 5  # of the memory, beside which others have room
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
 FEW_ROWS = 8  # what most probes have; those of more are asked by one pair where rows are large
 
@@ -95,7 +95,7 @@ class Verifier:
         self._turns = turns_of(spec.device)
         self._is_gpu = spec.is_gpu
         if num_pairs is None:
-            num_pairs = PAIRS if self._is_gpu and has_many_cores() else 1
+            num_pairs = PAIRS if has_many_cores() or not self._is_gpu else 1
         self._judges = [
             new_worker(spec.device, name="judge", env=QUIET, is_ours=True)
             for _ in range(num_pairs)
@@ -168,7 +168,8 @@ class Verifier:
             probes = self._probes(contender, taken)
             begun_s = time.monotonic()
             start_anew = functools.partial(self._start_anew, stack, contender, most_s)
-            results = self._all_ways(pairs, probes, taken, on_probe, start_anew)
+            queries = taken.queries(probes, self._about["num_rows"])
+            results = self._verdicts(pairs, queries, on_probe, start_anew)
             if all(result.is_accepted for result in results):
                 self.seconds = time.monotonic() - begun_s
         edited = self._files.edited(contender)
@@ -179,36 +180,24 @@ class Verifier:
         unasked = [*_unjudged(probes), *self._fewer.notes(probes)] if verdict.is_accepted else []
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
 
-    def _all_ways(
+    def _verdicts(
         self,
         pairs: Sequence[Pair],
-        probes: Sequence[Probe],
-        taken: Taken,
+        queries: Sequence[Query],
         on_probe: Callable[[Answered], None],
         start_anew: Callable[[Pair], bool],
     ) -> list[ProbeResult]:
         """Return verdicts on the file as it is, then on kernels where it does not take them."""
-        again = taken.again(probes, self._about["num_rows"])
-        costs = self._costs([*probes, *(probe for each in again for probe in each.probes)])
-        total, first_s = len(costs), 0.0  # when the first was answered
+        costs = self._costs(queries)
+        first_s = 0.0  # when the first was answered
         found: list[ProbeResult] = []
-        for each in (None, *again):
-            some = probes if each is None else each.probes
-            if each is not None:
-                alive = [pair for pair in pairs if pair.takes_all_rows(each.kernel)]
-                pairs = alive or pairs[:1]  # which says that it ended
-            results: list[ProbeResult] = []
-            with closing(self._answers(pairs, some, start_anew)) as answers:
-                for number, answer in enumerate(answers, len(found) + 1):
-                    result = answer if each is None else each.named(answer)
-                    results.append(result)
-                    first_s = first_s or time.monotonic()
-                    left_s = remaining_s(costs, number, time.monotonic() - first_s)
-                    on_probe(Answered(result, number, total, left_s))
-            found += until_rejected(results, some)
-            if not all(result.is_accepted for result in found):
-                break
-        return found
+        with closing(self._answers(pairs, queries, start_anew)) as answers:
+            for number, result in enumerate(answers, 1):
+                found.append(result)
+                first_s = first_s or time.monotonic()
+                left_s = remaining_s(costs, number, time.monotonic() - first_s)
+                on_probe(Answered(result, number, len(costs), left_s))
+        return in_order(found, queries)
 
     def _pairs(
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
@@ -284,10 +273,12 @@ class Verifier:
         return self._taken(rows, probe.calls)
 
     def _has_room_for_all(self) -> bool:
-        """Whether a GPU has room for all pairs while they ask of few rows, as nearly always."""
+        """Whether memory has room for all pairs: a GPU's while they ask of few rows."""
         free, total = (float(self._about[name]) for name in ("free_bytes", "total_bytes"))
-        is_taken = self._turns.has_others and free < FREE_SHARE * total
         own = self._about["num_rows"]
+        if not self._is_gpu:
+            return self._num_bytes(own) <= SHARE_OF_ONE * free
+        is_taken = self._turns.has_others and free < FREE_SHARE * total
         rows = own if self._about["is_fixed"] else min(FEW_ROWS, own or FEW_ROWS)
         return not (is_taken or self._taken(rows) > SHARE_OF_ONE)
 
@@ -295,20 +286,24 @@ class Verifier:
         """Return the share of a GPU's memory that calls of so many rows may take."""
         if not self._is_gpu:
             return 0.0
+        return self._num_bytes(rows, num_calls) / float(self._about["total_bytes"])
+
+    def _num_bytes(self, rows: int | None, num_calls: int = 1) -> float:
+        """Return the memory that calls of so many rows may take."""
         row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * num_calls)
         num_bytes = (rows or 1) * row_bytes + STATE_BYTES * float(self._about["state_elements"])
-        num_bytes += FIXED_BYTES * num_calls * float(self._about["fixed_elements"])
-        return num_bytes / float(self._about["total_bytes"])
+        return num_bytes + FIXED_BYTES * num_calls * float(self._about["fixed_elements"])
 
-    def _costs(self, probes: list[Probe]) -> list[float]:
-        """Return seconds of each probe: as the last time, or as is usual."""
+    def _costs(self, queries: Sequence[Query]) -> list[float]:
+        """Return seconds of each query: as the last time, or as is usual."""
         if self._seconds:
-            return [self._seconds.get(probe.name, 0.0) for probe in probes]
+            return [self._seconds.get(query.name, 0.0) for query in queries]
         row_elements = float(self._about["row_elements"])
+        probes = [query.probe for query in queries]
         return costs_of(probes, self._about["num_rows"], row_elements, self._is_gpu)
 
     def _answers(
-        self, pairs: Sequence[Pair], probes: Sequence[Probe], start_anew: Callable[[Pair], bool]
+        self, pairs: Sequence[Pair], queries: Sequence[Query], start_anew: Callable[[Pair], bool]
     ) -> Generator[ProbeResult]:
         """Yield verdicts, until one is a rejection or a little longer.
 
@@ -316,7 +311,7 @@ class Verifier:
         none beside them until none of these holds any; what finds none then is asked with less.
         """
         seconds: dict[str, float] = {}
-        for share, some in itertools.groupby(probes, key=self._share):
+        for share, some in itertools.groupby(queries, key=lambda query: self._share(query.probe)):
             left, is_strict, is_short = [*some], self._turns.are_taken, False
             while left:
                 if share > SOME:
@@ -331,24 +326,24 @@ class Verifier:
                         return
                     self._give_up_memory(pairs)
                 if lacking and share == ALL:
-                    is_strict = self._asks_less(lacking)
+                    is_strict = self._asks_less([query.probe for query in lacking])
                 left, share, is_short = lacking, ALL, True
         self._seconds = {**self._seconds, **seconds}
 
     def _asked(
         self,
         pairs: Sequence[Pair],
-        probes: Sequence[Probe],
+        queries: Sequence[Query],
         seconds: dict[str, float],
         share: float,
         is_strict: bool,
-    ) -> Generator[ProbeResult, None, list[Probe] | None]:
+    ) -> Generator[ProbeResult, None, list[Query] | None]:
         """Yield verdicts as `_answers`; return what no memory was left for, None if rejected."""
         if len(pairs) == 1:
             is_alone = share == ALL
-            answers = pairs[0].answers(probes, seconds, is_alone=is_alone, is_strict=is_strict)
+            answers = pairs[0].answers(queries, seconds, is_alone=is_alone, is_strict=is_strict)
         else:
-            answers = side_by_side(pairs, probes, seconds, is_strict=is_strict)
+            answers = side_by_side(pairs, queries, seconds, is_strict=is_strict)
         answered: set[str] = set()
         is_rejected = False
         try:
@@ -362,7 +357,7 @@ class Verifier:
         except TunerError as error:
             if not (is_strict and is_of_memory(error)):
                 raise
-        return None if is_rejected else [p for p in probes if p.name not in answered]
+        return None if is_rejected else [q for q in queries if q.name not in answered]
 
     def _asks_less(self, probes: Sequence[Probe]) -> bool:
         """Ask the first of these with less memory, and what would take as much, if that can be."""
