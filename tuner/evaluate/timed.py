@@ -197,11 +197,9 @@ class Timed:
         """Call the model as it is timed; what that leaves unused is given to other processes."""
         import torch
 
-        try:
-            with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
-                yield
-        finally:
-            free_cached(self._device)
+        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            yield
+        free_cached(self._device)
 
     def operations(self) -> Answer:
         """Return PyTorch's operations of one untimed call; none of a module that is compiled."""
