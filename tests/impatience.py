@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tuner import verification
 from tuner.evaluate import evaluator, raced_steps, racing, runner, verifier
+from tuner.machine.host import has_many_cores
 
 NAMED = "own work, training"  # asked among few probes, too
 __all__ = [
@@ -44,6 +45,8 @@ def no_rest() -> None:
 def few_probes() -> None:
     """Ask a fifth of the probes where FEW_PROBES is set: by tests of what is around a check.
 
+    On few cores one pair of processes asks them.
+
     Its value may be what names of probes begin with that are asked too, between semicolons.
     Where UNPROFILED is, the winner's call is not looked at kernel by kernel.
     """
@@ -61,6 +64,8 @@ def few_probes() -> None:
         ]
 
     verifier.thorough_probes = few
+    if not has_many_cores():  # which pytest's workers share: a second pair would only start
+        verifier.PAIRS = 1
     looked_at = verification.profile_into
     verification.profile_into = lambda *args: (
         "left out" if "UNPROFILED" in os.environ else looked_at(*args)

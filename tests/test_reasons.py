@@ -77,7 +77,7 @@ def test_the_modules_end_between_two_probes_is_named(task, monkeypatch):
         return producers
 
     monkeypatch.setattr(room, "started", started)
-    with Verifier(task, seed=3) as verifier:
+    with Verifier(task, seed=3, num_pairs=1) as verifier:
 
         def end_the_producer(answered) -> None:
             if answered.number == 2:
