@@ -104,6 +104,8 @@ def test_kernels_are_taken_from_where_on_they_are_as_fast(speedups, rows):
         ({1: 0.6}, (8, MOST)),  # which says little of the tuned size
         ({4: 0.6, 8: 1.2}, (8, MOST)),
         ({4: 1.2, 8: (0.9, 0.2)}, (4, MOST)),  # not decided: the race will say
+        ({4: 1.2, 8: (0.99, 0.05)}, NO_ROWS),  # nor this, but little could be gained
+        ({4: (0.99, 0.05)}, (8, MOST)),  # of other rows
     ],
 )
 def test_steps_that_are_slower_are_pytorchs(speedups, rows):

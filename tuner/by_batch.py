@@ -30,6 +30,7 @@ NO_ROWS = (MOST, 0)
 FEW_ROWS_WORDS = "with few rows the module's own operations run"  # of a check's note
 ABOVE = 4  # times the tuned size: as far as is measured
 NEAR = 4  # times fewer rows than tuned tell of steps of training where no more were timed
+LITTLE = 1.05  # of PyTorch's speed: for less no file is checked and raced that may be slower
 WORST = 0.97  # of PyTorch's speed: what 3 % less is a user cannot tell from another process
 
 
@@ -66,6 +67,11 @@ class AtBatch:
     def is_clear(self) -> bool:
         """Whether more turns would hardly change what is decided here."""
         return self.is_won or (self.high < 1.0 and not self.is_disturbed)
+
+    @property
+    def gains_little(self) -> bool:
+        """Whether kernels seem to be slower, and are not much faster in any case."""
+        return self.speedup < 1.0 and self.high < LITTLE and not self.is_disturbed
 
     @property
     def is_lost(self) -> bool:
@@ -177,7 +183,8 @@ def rows_taken(
     """Return the fewest and the most rows at which a file takes its kernels.
 
     At the tuned size it does: the race in fresh processes decides there. But steps of training
-    that are slower at the most rows measured up to it are PyTorch's at all rows. Below, it does as
+    that are slower at the most rows measured up to it are PyTorch's at all rows, and so are those
+    that seem slower at the tuned size and could gain little. Below, it does as
     far down as kernels are as fast at every number of rows between; where that cannot be decided,
     it does not. Above, it does until they are slower. Empty where it does everywhere.
 
@@ -195,7 +202,8 @@ def rows_taken(
         by_rows = {rows: [at for at in mine if at.num_rows == rows] for rows in _rows_of(mine)}
         told = [at for at in mine if not at.is_disturbed and at.num_rows <= tuned_rows]
         near = max((at.num_rows for at in told), default=0)
-        is_lost = all(at.is_lost for at in told if at.num_rows == near)
+        last_told = [at for at in told if at.num_rows == near]
+        is_lost = all(at.is_lost or (at.gains_little and near == tuned_rows) for at in last_told)
         if way == "step" and near * NEAR >= tuned_rows and is_lost:
             continue
         fewest, most, last = tuned_rows, MOST, largest

@@ -47,6 +47,7 @@ class InTurns:
     """Calls, the reference's first, then one of each kernel, that take turns at a number of rows.
 
     All should have been called before: what is loaded or compiled then is none of their time.
+    `call_s` is what one of them takes, about.
 
     Args:
         calls: of nothing; what they return is dropped.
@@ -73,6 +74,7 @@ class InTurns:
         one = ExposedTimer(device, 1)  # the least: what disturbs a call makes it later
         call_s = sum(min(one.samples(call, FEW_CALLS)) for call in self._calls)
         call_s /= 1e6 * len(self._calls)
+        self.call_s = call_s
         most = MOST_IN_A_ROW[device.partition(":")[0]]
         num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
         self._num_calls = 1 if is_idle else num_calls
@@ -213,10 +215,13 @@ class BatchTimes:
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
             num_kernels = len(self._kernels.get(way, (0,)))
-            known: list[InTurns] = []  # of fewer rows than the tuned size, and steps of it
+            ahead = self._ahead(tuned_rows, unspent_s / num_ways) if way == "step" else []
+            known = [*ahead]  # of fewer rows than the tuned size, and steps of it
             left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
             unspent_s -= left_s
             for rows in batches_of(tuned_rows, tuned):
+                if ahead and rows == tuned_rows:
+                    continue
                 if (1 + num_kernels) * LEAST_ROUNDS * last_s * rows > left_s:
                     break
                 if rows > tuned_rows and not self._has_room(rows / tuned_rows):
@@ -244,6 +249,26 @@ class BatchTimes:
             found += [at for turns in known for at in turns.all_found]
             unspent_s += max(0.0, until_s - time.perf_counter())
         return found
+
+    def _ahead(self, rows: int, most_s: float) -> list[InTurns]:
+        """Return a few turns of steps of the tuned size, where these take no longer than that.
+
+        What fewer rows say of them is little, and a file whose steps turn out to be slower when
+        it is raced is checked and raced once more without them.
+        """
+        try:
+            calls = self.calls(rows, "step")
+            with self.arithmetic("step"):
+                turns = InTurns(
+                    calls, self.device, num_rows=rows, way="step",
+                    kernels=self._kernels.get("step", (0,)),
+                )  # fmt: skip
+                if turns.call_s * len(calls) * LEAST_ROUNDS > most_s:
+                    return []
+                turns.take(LEAST_ROUNDS)
+        except (RuntimeError, ValueError, ProblemError):  # which is looked into later
+            return []
+        return [turns]
 
     def become_trained(self) -> None:
         """Give both weights as after training, the same ones."""
