@@ -7,6 +7,7 @@ device and the sizes.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,7 +165,8 @@ class Planned:
             self.config.problem.mode,
         )
         share = RACE_BYTES * num_bytes / max(1, self.device.memory_bytes)
-        return replace(spec, memory_share=min(ALL, max(SOME, share)))
+        num_parts = math.ceil(share / SOME)  # what holds all parts has all of the memory
+        return replace(spec, memory_share=min(ALL, max(SOME, num_parts * SOME)))
 
     def example(self) -> Candidate:
         """Render the first feasible configuration."""

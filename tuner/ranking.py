@@ -22,6 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 KILLED = describe_exit(-signal.SIGKILL)
+BADLY = 0.8  # of PyTorch's speed: slower than that, whatever the scatter
 MAX_KILLED = 3  # times that a check or a race is begun whose processes something else kills
 Verdict = TypeVar("Verdict")
 
@@ -57,11 +58,14 @@ def is_behind(step: Interval | None) -> bool:
     """Whether a step of training is slower, or seems to be, by more than nobody would see.
 
     Steps are raced in two or three processes, whose interval nearly always holds 1: what is half
-    as fast in each of them is no difference by it.
+    as fast in each of them is no difference by it. An interval that ends below the inverse of the
+    speed-up is one of processes that are all slower; on a machine whose times scatter by more,
+    PyTorch's own steps seem to be as much slower than themselves.
     """
     if step is None or step.verdict == "faster":
         return False
-    return step.verdict == "slower" or step.speedup < WORST
+    are_all_slower = step.speedup < WORST and step.high * step.speedup < 1.0
+    return step.verdict == "slower" or are_all_slower or step.speedup < BADLY
 
 
 def ranked_trials(trials: Sequence[Trial]) -> list[Trial]:

@@ -6,6 +6,7 @@ import json
 import time
 
 from tuner.check import crossing
+from tuner.check.expected import Expected
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.kept import wrong_element
@@ -52,12 +53,18 @@ class Baseline(Giver):
         packed, blobs = self._packed(crossing.Script(mode=mode), tensors, lends)
         return {**packed, "values": values}, blobs
 
+    def _expected_of(self, call: int) -> Expected:
+        """Compute what a timed call is expected to return."""
+        inputs = self._timed.inputs.of_call(call)
+        found = self._oracle.expected_of_call(self._timed.model, inputs)
+        self._timed.num_in_vain = self._oracle.num_in_vain
+        return found
+
     def judge_timed(self, call: int, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on the output that a contender gave to its timed call `call`."""
         given = self._oracle.unpacked(answer, blobs)
         with math_mode(self._oracle.accuracy):
-            inputs = self._timed.inputs.of_call(call)
-            expected = self._oracle.expected_of_call(self._timed.model, inputs)
+            expected = self._expected_of(call)
             result = self._oracle.verdict(expected, given)
             is_rough = expected.is_rough
         del given, expected  # the next set of processes begins before this one has ended
@@ -89,8 +96,7 @@ class Baseline(Giver):
             if count >= FEWEST_JUDGED and time.monotonic() - start_s > JUDGED_S:
                 break
             with math_mode(self._oracle.accuracy):
-                inputs = self._timed.inputs.of_call(numbers[row])
-                expected = self._oracle.expected_of_call(self._timed.model, inputs)
+                expected = self._expected_of(numbers[row])
                 positions, values = (
                     {f"call0.output{j}": tensors[f"{part}.{j}"][row] for j in outputs}
                     for part in ("positions", "values")

@@ -40,6 +40,8 @@ class Oracle:
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self.problem = load_problem(Path(reference), sizes, mode)
         self._models: dict[Any, Any] = {}  # the reference's, by weights
+        self._lacks_room = False  # for timed calls in float64
+        self.num_in_vain = 0  # times that memory ran out when that was tried
 
     def about(self) -> dict[str, Any]:
         """Return what others must know of the problem."""
@@ -58,19 +60,25 @@ class Oracle:
         """Compute what one call of a module like `model` expects.
 
         Where there is no memory for float64, and the call is so large that a contender which holds
-        little of it is not to blame, what PyTorch itself answers stands for it.
+        little of it is not to blame, what PyTorch itself answers stands for it, in all further
+        calls as well.
 
         Raises:
             ProblemError: the reference fails, or there is no memory.
         """
         call = (self.problem, model, inputs, self.accuracy)
+        if self._lacks_room:
+            return expected_of_call(*call, is_rough=True)
+        num_before = gpu_memory.num_shortages(self.device)
         try:
             return expected_of_call(*call)
         except (ProblemError, RuntimeError) as error:
             said = f"{type(error).__name__}: {error}"
             if not (says_no_memory(said) and self._is_huge(inputs)):
                 raise
+        self._lacks_room = True
         gpu_memory.free_unused(self.device)  # of what failed
+        self.num_in_vain += gpu_memory.num_shortages(self.device) - num_before
         return expected_of_call(*call, is_rough=True)
 
     def _is_huge(self, inputs: list[Any]) -> bool:

@@ -64,6 +64,7 @@ class Timed:
         self.inputs = RotatingInputs([])
         self.keeper = Keeper(device)
         self.last: LastCall | None = None
+        self.num_in_vain = 0  # times that memory ran out, but not for what is timed
         self.timer = _timer(device)
         self.timer.renew = lambda call: self.inputs.renew(call)
 
@@ -141,7 +142,7 @@ class Timed:
             "samples_us": samples,
             "is_cold": self.timer.is_cold,
             "num_throttled": self.timer.num_throttled - throttled_before,
-            "num_shortages": num_shortages(self._device),
+            "num_shortages": num_shortages(self._device) - self.num_in_vain,
             # A stranger may have patched the clock: no time is no reason to fail here.
             "preempted_per_s": (num_preempted() - preempted_before)
             / max(time.perf_counter() - start_s, 1e-3),
