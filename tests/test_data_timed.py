@@ -216,3 +216,17 @@ def test_who_is_behind_on_the_given_data_alone_stays_in_the_race():
     ordinary = Race([rounds(us) for us in (BASELINE_US, 80.0, 20.0, 20.0)])
     assert Race(given).clearly_behind([1, 2, 3]) == [2, 3]
     assert Race(given, elsewhere=ordinary).clearly_behind([1, 2, 3]) == [1, 3]
+
+
+def test_processes_that_scatter_leave_open_what_seems_faster():
+    def of(*processes_us: float) -> list[list[list[float]]]:
+        return [[[us], [us]] for us in processes_us]
+
+    baseline = of(100.0, 101.0, 99.0)
+    faster, scattered, same = of(25.0, 25.1, 24.9), of(90.0, 10.0, 30.0), of(97.0, 104.0, 99.0)
+    assert not Race([baseline, faster]).leaves_open([1])
+    assert Race([baseline, scattered]).leaves_open([1])
+    assert not Race([baseline, same]).leaves_open([1])  # little would be gained
+    assert not Race([baseline, faster, scattered]).leaves_open([1, 2])  # the fastest is clear
+    assert Race([baseline, faster], elsewhere=Race([baseline, scattered])).leaves_open([1])
+    assert not Race([baseline]).leaves_open([])

@@ -489,6 +489,18 @@ def test_who_is_clearly_behind_in_the_first_sets_takes_no_part_in_further_ones(
     assert [len(lane) for lane in race] == [2, 2, 2]
 
 
+def test_further_sets_race_while_those_before_leave_open_who_is_faster(
+    planned, builder, monkeypatch
+):
+    answers = [True, True, False]
+    monkeypatch.setattr(racing.Race, "leaves_open", lambda *_: answers.pop(0))
+    shares: list[float] = []
+    asked = {"num_processes": 1, "seconds": 0.01, "on_round": shares.append}
+    race = Racer(planned.spec).race([contender(planned, builder)], more_sets=3, **asked)
+    assert [len(lane) for lane in race] == [3, 3] and not answers
+    assert max(shares) == 1.0  # of what is known to be raced
+
+
 @pytest.mark.parametrize(("preempted", "repeated"), [([0, 90, 90, 0], 2), ([90], 4)])
 def test_a_turn_in_which_other_programs_ran_is_repeated_but_not_for_ever(
     planned, monkeypatch, preempted, repeated

@@ -39,6 +39,7 @@ __all__ = ["Verification"]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 NUM_SPARES = 2  # files that are compiled before one of those that are checked is rejected
+MORE_SETS = 2  # of processes, where those that are planned scatter too much to tell
 SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
 NOWHERE: Mapping[str, JobSpec] = {}
 
@@ -363,7 +364,8 @@ class Verification:
         self.observer.on_finalist(entry)
 
     def _race(self, contenders: Sequence[Contender]) -> Race:
-        num_processes = MIN_PROCESSES if self.is_hurried() else self.schedule.num_processes
+        is_hurried = self.is_hurried()
+        num_processes = MIN_PROCESSES if is_hurried else self.schedule.num_processes
         s = "s" if len(contenders) > 1 else ""
         self.observer.on_stage(f"racing {len(contenders)} file{s} against the baseline")
         start_s = time.monotonic()
@@ -379,7 +381,7 @@ class Verification:
             return Racer(self.planned.spec, self.rival.ready).race(
                 contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
                 has_ordinary=self.planned.config.has_ordinary, has_steps=True, on_round=on_round,
-                until_s=self.deadline_s,
+                until_s=self.deadline_s, more_sets=0 if is_hurried else MORE_SETS,
             )  # fmt: skip
 
         self.verifier.free()  # what a race takes of a GPU may be nearly all of it

@@ -13,6 +13,7 @@ from tuner.trial import Check, Compiled, Finalist, ProbeResult
 
 __all__ = ["Race", "compared_with_compiled", "finalist"]
 
+SEEMS_FASTER = 1.1  # for less, no further processes are asked whether it is
 BEHIND = 0.02  # in every set so far: no later one would make such a contender the fastest
 
 
@@ -95,6 +96,18 @@ class Race:
             for n in lanes
             if all(t > (1.0 + BEHIND) * b for t, b in zip(times[n], times[best], strict=True))
         ]
+
+    def leaves_open(self, lanes: Sequence[int]) -> bool:
+        """Whether the fastest of the lanes seems faster by more than its processes agree on."""
+        if not lanes:
+            return False
+        best = min(lanes, key=lambda n: statistics.fmean(self._relative_times(n)))
+        found = [
+            speedup_of(race[0][: len(race[best])], race[best])
+            for race in (self, self.elsewhere)
+            if race is not None
+        ]
+        return any(each.speedup >= SEEMS_FASTER and each.low < 1.0 for each in found)
 
     def _relative_times(self, lane: int) -> list[float]:
         """Return a lane's time over the baseline's in each set, on the data where that is most."""

@@ -72,6 +72,7 @@ class Racer:
         has_steps: bool = False,
         on_round: Callable[[float], None] = lambda _: None,
         until_s: float | None = None,
+        more_sets: int = 0,
     ) -> Race:
         """Time the baseline and contenders in turn, in that many fresh sets of processes.
 
@@ -93,6 +94,7 @@ class Racer:
             has_steps: whether the first sets race steps of training as well.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
+            more_sets: that are raced at most where those before scatter too much to tell.
 
         Raises:
             WorkerError: a process failed, or what it reported cannot be believed; the message
@@ -101,8 +103,9 @@ class Racer:
 
         def race(has_ordinary: bool) -> Race:
             return self._race(
-                contenders, num_processes, seconds, has_ordinary, has_steps, on_round, until_s
-            )
+                contenders, num_processes, seconds, has_ordinary, has_steps, on_round, until_s,
+                more_sets,
+            )  # fmt: skip
 
         try:
             return race(has_ordinary)
@@ -124,6 +127,7 @@ class Racer:
         has_steps: bool,
         on_round: Callable[[float], None],
         until_s: float | None,
+        more_sets: int,
     ) -> Race:
         race = Race([[] for _ in range(len(contenders) + 1)])
         self._num_shortages = self._num_throttled = self._num_disturbed = 0
@@ -136,8 +140,9 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        with closing(self._sets.each(contenders, num_processes, lanes)) as sets:
+        with closing(self._sets.each(contenders, num_processes + more_sets, lanes)) as sets:
             for number, racers in sets:
+                num_sets = max(num_processes, number + 1)
                 active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another
                     racer.rest_between_calls()
@@ -146,8 +151,8 @@ class Racer:
                     list(pool.map(lambda racer: self._burst(racer, 1), racers))
                 require_memory(self._turns, self._num_shortages)
 
-                def on_turn(share: float, before: int = number) -> None:
-                    on_round((before + 0.8 * share) / num_processes)
+                def on_turn(share: float, before: int = number, of: int = num_sets) -> None:
+                    on_round((before + 0.8 * share) / of)
 
                 asked_now = [judged[lane - 1] == number for lane in lanes]
                 self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
@@ -156,9 +161,10 @@ class Racer:
                 theirs = [lane for lane in lanes if not contenders[lane - 1].is_ours]
                 if number + 1 >= MIN_SETS and (behind := race.clearly_behind(theirs)):
                     lanes[:] = [n for n in lanes if n not in behind or judged[n - 1] > number]
-                on_round((number + 1) / num_processes)
+                on_round((number + 1) / num_sets)
                 is_over = until_s is not None and time.monotonic() > until_s
-                if is_over and number + 1 >= MIN_SETS:
+                is_clear = number + 1 >= num_processes and not race.leaves_open(theirs)
+                if is_clear or (is_over and number + 1 >= MIN_SETS):
                     break
         race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         race.num_shortages = self._num_shortages
