@@ -166,7 +166,7 @@ with open("/proc/self/statm") as file:
 resource.setrlimit(resource.RLIMIT_AS, (now + (250 << 20), resource.RLIM_INFINITY))
 expected = oracle.expected_of_call(model, inputs)
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-again = oracle.expected_of_call(model, inputs)  # which is not tried in vain once more
+again = oracle.expected_of_call(model, inputs, is_rough=True)
 print(*(tensor.dtype for each in (expected, again) for tensor in each.oracle.values()))
 for output in (right, right * 1.001, right * 1.01, right.roll(1, 0)):
     answer = answer_of_call(model, outputs_of(output), kinds_of(output))

@@ -24,7 +24,9 @@ from tuner.evaluate.worker import Worker
 from tuner.ranking import remarks_on
 from tuner.trial import Check
 
-MODULE = Path(__file__).parent / "cheats" / "holds_the_reference.py"  # right, on every probe
+CHEATS = Path(__file__).parent / "cheats"
+MODULE = CHEATS / "holds_the_reference.py"  # right, on every probe
+LEAVES_FEW = CHEATS / "wrong_where_it_leaves_few_rows.py"
 
 
 @pytest.fixture
@@ -66,7 +68,12 @@ def test_the_judges_end_is_an_error_of_the_machine_that_says_how_it_ended(task, 
         assert check.is_accepted, check.reason
 
 
-def test_the_modules_end_between_two_probes_is_named(task, monkeypatch):
+@pytest.mark.parametrize(
+    ("file", "number"),
+    # The file that leaves few rows to the reference is asked by its kernels next, or as it is.
+    [(MODULE, 2), (LEAVES_FEW, 2), (LEAVES_FEW, 3)],
+)
+def test_the_modules_end_between_two_probes_is_named(task, monkeypatch, tmp_path, file, number):
     from tuner.evaluate import verifier as room
 
     producers: list[Worker] = []
@@ -77,13 +84,15 @@ def test_the_modules_end_between_two_probes_is_named(task, monkeypatch):
         return producers
 
     monkeypatch.setattr(room, "started", started)
+    path = tmp_path / "right.py"
+    path.write_text(file.read_text().replace("y.half().to(y.dtype)", "y"))
     with Verifier(task, seed=3, num_pairs=1) as verifier:
 
         def end_the_producer(answered) -> None:
-            if answered.number == 2:
+            if answered.number == number:
                 end(producers[0])
 
-        check = verifier.check(contender(), end_the_producer)
+        check = verifier.check(Contender.of_file(path, is_deterministic=True), end_the_producer)
     assert not check.is_accepted
     assert "the module's process ended: killed by signal 9 (SIGKILL)" in check.reason
 

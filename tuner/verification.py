@@ -364,8 +364,7 @@ class Verification:
         self.observer.on_finalist(entry)
 
     def _race(self, contenders: Sequence[Contender]) -> Race:
-        is_hurried = self.is_hurried()
-        num_processes = MIN_PROCESSES if is_hurried else self.schedule.num_processes
+        num_processes = MIN_PROCESSES if self.is_hurried() else self.schedule.num_processes
         s = "s" if len(contenders) > 1 else ""
         self.observer.on_stage(f"racing {len(contenders)} file{s} against the baseline")
         start_s = time.monotonic()
@@ -377,11 +376,15 @@ class Verification:
             done = round(100 * share)
             self.observer.on_progress(Progress("racing", done, 100, left_s))
 
+        def goes_on(num_raced: int) -> bool:
+            has_time = self.deadline_s is None and not self.is_hurried()
+            return has_time and num_raced < num_processes + MORE_SETS
+
         def race_of(contenders: list[Contender]) -> Race:
             return Racer(self.planned.spec, self.rival.ready).race(
                 contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
                 has_ordinary=self.planned.config.has_ordinary, has_steps=True, on_round=on_round,
-                until_s=self.deadline_s, more_sets=0 if is_hurried else MORE_SETS,
+                until_s=self.deadline_s, goes_on=goes_on,
             )  # fmt: skip
 
         self.verifier.free()  # what a race takes of a GPU may be nearly all of it

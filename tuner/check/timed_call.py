@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ def expected_of_call(
     accuracy: Accuracy,
     *,
     is_rough: bool = False,
+    on_wide: Callable[[], object] = lambda: None,
 ) -> Expected:
     """Compute what one call of `model`, which is left as it was, returns; buffers are not asked.
 
@@ -46,6 +47,7 @@ def expected_of_call(
         accuracy: the baseline's arithmetic.
         is_rough: the baseline's own answer is expected, but for `ROUGH` of it, where there is no
             memory for float64. How exact answers are was asked at fewer rows.
+        on_wide: is called when float64 begins, after the baseline's own calls.
     """
     import torch
 
@@ -60,6 +62,7 @@ def expected_of_call(
         del again  # the outputs of a large problem take gigabytes
         exact: Sequence[torch.Tensor] = first
         if not is_rough:
+            on_wide()
             wide, given = copied(model).double(), [widened(value) for value in arguments]
             with exact_convolutions():
                 exact = problem.call(wide, given)

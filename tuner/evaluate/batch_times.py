@@ -47,7 +47,6 @@ class InTurns:
     """Calls, the reference's first, then one of each kernel, that take turns at a number of rows.
 
     All should have been called before: what is loaded or compiled then is none of their time.
-    `call_s` is what one of them takes, about.
 
     Args:
         calls: of nothing; what they return is dropped.
@@ -74,7 +73,6 @@ class InTurns:
         one = ExposedTimer(device, 1)  # the least: what disturbs a call makes it later
         call_s = sum(min(one.samples(call, FEW_CALLS)) for call in self._calls)
         call_s /= 1e6 * len(self._calls)
-        self.call_s = call_s
         most = MOST_IN_A_ROW[device.partition(":")[0]]
         num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
         self._num_calls = 1 if is_idle else num_calls
@@ -215,10 +213,12 @@ class BatchTimes:
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
             num_kernels = len(self._kernels.get(way, (0,)))
-            ahead = self._ahead(tuned_rows, unspent_s / num_ways) if way == "step" else []
-            known = [*ahead]  # of fewer rows than the tuned size, and steps of it
             left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
             unspent_s -= left_s
+            begun_s = time.perf_counter()
+            ahead = self._ahead(tuned_rows, left_s) if way == "step" else []
+            known = [*ahead]  # of fewer rows than the tuned size, and steps of it
+            left_s = max(left_s / 2, left_s - (time.perf_counter() - begun_s))
             for rows in batches_of(tuned_rows, tuned):
                 if ahead and rows == tuned_rows:
                     continue
@@ -229,7 +229,8 @@ class BatchTimes:
                 try:
                     calls = self.calls(rows, way)
                     begun_s = time.perf_counter()
-                    new = self._turns(rows, way, calls, left_s, last_s)
+                    is_slow = 4 * FEW_ROUNDS * last_s * rows > left_s
+                    new = self._turns(rows, way, calls, LEAST_ROUNDS if is_slow else FEW_ROUNDS)
                 except (RuntimeError, ValueError, ProblemError) as error:
                     if rows == tuned_rows:
                         self.failures[way] = one_line(str(error), 200)
@@ -259,16 +260,15 @@ class BatchTimes:
         try:
             calls = self.calls(rows, "step")
             with self.arithmetic("step"):
-                turns = InTurns(
-                    calls, self.device, num_rows=rows, way="step",
-                    kernels=self._kernels.get("step", (0,)),
-                )  # fmt: skip
-                if turns.call_s * len(calls) * LEAST_ROUNDS > most_s:
-                    return []
-                turns.take(LEAST_ROUNDS)
+                (step_us,) = ExposedTimer(self.device, 1).samples(_numbered(calls[0]), 1)
+            num_calls = (FEW_CALLS + LEAST_ROUNDS) * len(calls)
+            if is_gpu(self.device):  # and on an idle device
+                num_calls += (FEW_CALLS + 3 * LEAST_ROUNDS) * len(calls)
+            if num_calls * step_us / 1e6 > most_s:
+                return []
+            return self._turns(rows, "step", calls, LEAST_ROUNDS)
         except (RuntimeError, ValueError, ProblemError):  # which is looked into later
             return []
-        return [turns]
 
     def become_trained(self) -> None:
         """Give both weights as after training, the same ones."""
@@ -330,11 +330,9 @@ class BatchTimes:
         rows: int,
         way: Way,
         calls: Sequence[Callable[[], object]],
-        left_s: float,
-        row_s: float,
+        num_rounds: int,
     ) -> list[InTurns]:
-        """Return turns that were begun: a few, or the least where one takes long."""
-        is_slow = 4 * FEW_ROUNDS * row_s * rows > left_s
+        """Return turns that were begun: so many, on a GPU of an idle device as well."""
         kinds = (False, True) if is_gpu(self.device) else (False,)
         found = []
         with self.arithmetic(way):
@@ -343,7 +341,7 @@ class BatchTimes:
                     calls, self.device, num_rows=rows, way=way, is_idle=is_idle,
                     kernels=self._kernels.get(way, (0,)),
                 )  # fmt: skip
-                turns.take(LEAST_ROUNDS if is_slow else FEW_ROUNDS)
+                turns.take(num_rounds)
                 found.append(turns)
         return found
 

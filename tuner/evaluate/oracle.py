@@ -40,8 +40,7 @@ class Oracle:
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self.problem = load_problem(Path(reference), sizes, mode)
         self._models: dict[Any, Any] = {}  # the reference's, by weights
-        self._lacks_room = False  # for timed calls in float64
-        self.num_in_vain = 0  # times that memory ran out when that was tried
+        self.num_in_vain = 0  # times that memory ran out for a timed call in float64
 
     def about(self) -> dict[str, Any]:
         """Return what others must know of the problem."""
@@ -56,27 +55,33 @@ class Oracle:
         """Compute what a probe expects."""
         return expected(self.problem, probe, self.accuracy, self.device, models=self._models)
 
-    def expected_of_call(self, model: torch.nn.Module, inputs: list[Any]) -> Expected:
+    def expected_of_call(
+        self, model: torch.nn.Module, inputs: list[Any], is_rough: bool = False
+    ) -> Expected:
         """Compute what one call of a module like `model` expects.
 
         Where there is no memory for float64, and the call is so large that a contender which holds
-        little of it is not to blame, what PyTorch itself answers stands for it, in all further
-        calls as well.
+        little of it is not to blame, what PyTorch itself answers stands for it; with `is_rough` it
+        does in any case.
 
         Raises:
             ProblemError: the reference fails, or there is no memory.
         """
         call = (self.problem, model, inputs, self.accuracy)
-        if self._lacks_room:
+        if is_rough:
             return expected_of_call(*call, is_rough=True)
-        num_before = gpu_memory.num_shortages(self.device)
+        num_before = 0
+
+        def note() -> None:
+            nonlocal num_before
+            num_before = gpu_memory.num_shortages(self.device)
+
         try:
-            return expected_of_call(*call)
+            return expected_of_call(*call, on_wide=note)
         except (ProblemError, RuntimeError) as error:
             said = f"{type(error).__name__}: {error}"
             if not (says_no_memory(said) and self._is_huge(inputs)):
                 raise
-        self._lacks_room = True
         gpu_memory.free_unused(self.device)  # of what failed
         self.num_in_vain += gpu_memory.num_shortages(self.device) - num_before
         return expected_of_call(*call, is_rough=True)

@@ -92,7 +92,7 @@ class Pair:
     def _go(self, query: Query) -> None:
         """Let the file take its kernels as a query says."""
         goes = (query.is_by_kernels, query.kernel)
-        if goes != self._goes:
+        if goes != self._goes and self._producer.is_alive:  # who is not refuses the query
             more = {"kernel": query.kernel} if query.is_by_kernels else {}
             self._reported("take_all_rows" if query.is_by_kernels else "take_own_rows", **more)
             self._goes = goes
@@ -159,8 +159,15 @@ class Pair:
                 seconds[query.name] = time.monotonic() - start_s
                 yield result
                 if not result.is_accepted:
+                    self._withdraw(ahead)
                     return True
         return False
+
+    def _withdraw(self, ahead: Future[Reply] | None) -> None:
+        """Give up a question that is being made."""
+        with suppress(TunerError):  # there is none, and nobody asks any more
+            if ahead is not None:
+                self._ask("withdraw", {"ticket": ahead.result().data["ticket"]})
 
     def _ask(self, job: str, payload: Mapping[str, Any], blobs: Sequence[Any] = ()) -> Reply:
         """Run a job in the judge; one that was started later knows nothing of this check.

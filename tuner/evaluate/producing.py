@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.capture.rows_text import ROWS_NAME
 from tuner.check import crossing, lending, produce, unasked
+from tuner.check.circumstances import poison
 from tuner.check.history import set_mode
 from tuner.check.surroundings import functions, replaced
 from tuner.errors import ProblemError
@@ -75,6 +76,7 @@ class Producer:
         self._make_model: Callable[..., torch.nn.Module]
         self.notes: list[str] = []
         self._file: dict[str, Any] = {}  # the names of an imported file
+        self._answer_bytes: list[int] = []  # of the last answer's tensors
         self._own_rows: dict[str, Any] = {}  # of these, where it takes which kernels
         arguments = untagged(init_inputs)
         if compile_mode:
@@ -119,7 +121,11 @@ class Producer:
         }, ()
 
     def take_all_rows(self, kernel: int | None = None) -> Answer:
-        """Let the file take its kernels at any number of rows from now on; of several one."""
+        """Let the file take its kernels at any number of rows from now on; of several one.
+
+        The memory of the last answer is filled with NaN: who forgets to write a part of the next
+        one, to the same question, would find it there.
+        """
         self.take_own_rows()
         own = (ROWS_NAME, KERNELS_NAME)
         self._own_rows = {name: self._file[name] for name in own if name in self._file}
@@ -131,6 +137,10 @@ class Producer:
     def take_own_rows(self) -> Answer:
         """Let the file take its kernels where it does by itself, again."""
         self._file |= self._own_rows
+        import torch
+
+        self._lent = {}
+        poison(self._answer_bytes, torch.device(self._device))
         return {}, ()
 
     def make_rooms(self, question: str) -> Answer:
@@ -192,6 +202,7 @@ class Producer:
             report = self._with_changes(found.report)
             text, answers = crossing.pack(report, found.tensors, lends=lends)
             self._lent = found.tensors if lends else {}
+            self._answer_bytes = [tensor.nbytes for tensor in found.tensors.values()]
             del given, tensors, found
             gpu_memory.free_unused(self._device)
         return {"answer": text}, answers

@@ -102,12 +102,9 @@ class Race:
         if not lanes:
             return False
         best = min(lanes, key=lambda n: statistics.fmean(self._relative_times(n)))
-        found = [
-            speedup_of(race[0][: len(race[best])], race[best])
-            for race in (self, self.elsewhere)
-            if race is not None
-        ]
-        return any(each.speedup >= SEEMS_FASTER and each.low < 1.0 for each in found)
+        races = [race for race in (self, self.elsewhere) if race is not None]
+        least = min((speedup_of(race[0], race[best]) for race in races), key=lambda i: i.worth)
+        return least.speedup >= SEEMS_FASTER and least.low < 1.0
 
     def _relative_times(self, lane: int) -> list[float]:
         """Return a lane's time over the baseline's in each set, on the data where that is most."""

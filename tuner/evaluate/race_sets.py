@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -41,8 +42,8 @@ class RaceSets:
         """Yield sets of processes that have loaded what they race.
 
         A set is started while the one before it loads, and ends while the next one does: nothing
-        starts or ends while others race. `lanes` says at each set who is in it, and may have
-        become shorter.
+        starts or ends while others race. Who wants more than `num_sets` waits until each further
+        one has started. `lanes` says at each set who is in it, and may have become shorter.
         """
 
         def begun(lanes: Sequence[int]) -> tuple[ExitStack, list[int], list[Worker]]:
@@ -57,7 +58,9 @@ class RaceSets:
             following = pool.submit(begun, list(lanes))
             ended: Future[None] = pool.submit(ExitStack().close)  # of the set before
             try:
-                for number in range(num_sets):
+                for number in itertools.count():
+                    if number >= num_sets:
+                        following = pool.submit(begun, list(lanes))
                     stack, places, racers = following.result()
                     try:
                         if number + 1 < num_sets:
@@ -148,11 +151,12 @@ class RaceSets:
         if not self._is_lending_known:
             self.lends = can_lend(racers[1], ask, CALL_TIMEOUT_S)
             self._is_lending_known = True
+        if is_ordinary:
+            for racer in racers[1:]:
+                asked(racer, "give_up_timing_set", {})
         reply = ask("timing_set", {"is_ordinary": is_ordinary, "lends": self.lends})
 
         def give(racer: Worker) -> None:
-            if is_ordinary:
-                asked(racer, "give_up_timing_set", {})
             try:
                 refusal = hand_over(reply, racer, ask, CALL_TIMEOUT_S)
             except JobFailed as failure:  # no memory, say

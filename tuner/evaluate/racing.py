@@ -72,7 +72,7 @@ class Racer:
         has_steps: bool = False,
         on_round: Callable[[float], None] = lambda _: None,
         until_s: float | None = None,
-        more_sets: int = 0,
+        goes_on: Callable[[int], bool] = lambda _: False,
     ) -> Race:
         """Time the baseline and contenders in turn, in that many fresh sets of processes.
 
@@ -93,8 +93,9 @@ class Racer:
                 memory does not hold these besides.
             has_steps: whether the first sets race steps of training as well.
             on_round: is given the share of the race that is over, after each turn of all.
-            until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
-            more_sets: that are raced at most where those before scatter too much to tell.
+            until_s: when it should be over, by `time.monotonic`; three sets are raced anyway.
+            goes_on: whether one more set races, where those before leave open who is faster; it
+                is asked after each from the last planned one on.
 
         Raises:
             WorkerError: a process failed, or what it reported cannot be believed; the message
@@ -104,7 +105,7 @@ class Racer:
         def race(has_ordinary: bool) -> Race:
             return self._race(
                 contenders, num_processes, seconds, has_ordinary, has_steps, on_round, until_s,
-                more_sets,
+                goes_on,
             )  # fmt: skip
 
         try:
@@ -127,7 +128,7 @@ class Racer:
         has_steps: bool,
         on_round: Callable[[float], None],
         until_s: float | None,
-        more_sets: int,
+        goes_on: Callable[[int], bool],
     ) -> Race:
         race = Race([[] for _ in range(len(contenders) + 1)])
         self._num_shortages = self._num_throttled = self._num_disturbed = 0
@@ -140,7 +141,7 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        with closing(self._sets.each(contenders, num_processes + more_sets, lanes)) as sets:
+        with closing(self._sets.each(contenders, num_processes, lanes)) as sets:
             for number, racers in sets:
                 num_sets = max(num_processes, number + 1)
                 active = [contenders[lane - 1] for lane in lanes]
@@ -154,17 +155,21 @@ class Racer:
                 def on_turn(share: float, before: int = number, of: int = num_sets) -> None:
                     on_round((before + 0.8 * share) / of)
 
-                asked_now = [judged[lane - 1] == number for lane in lanes]
+                is_further = number >= num_processes  # whom all of these judge
+                asked_now = [is_further or judged[lane - 1] == number for lane in lanes]
                 self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
                 for contender in active:
                     raise_if(contender, self._files.edited(contender))
                 theirs = [lane for lane in lanes if not contenders[lane - 1].is_ours]
                 if number + 1 >= MIN_SETS and (behind := race.clearly_behind(theirs)):
                     lanes[:] = [n for n in lanes if n not in behind or judged[n - 1] > number]
-                on_round((number + 1) / num_sets)
                 is_over = until_s is not None and time.monotonic() > until_s
-                is_clear = number + 1 >= num_processes and not race.leaves_open(theirs)
-                if is_clear or (is_over and number + 1 >= MIN_SETS):
+                is_over = is_over and number + 1 >= MIN_SETS
+                if number + 1 >= num_processes and not is_over:
+                    is_over = not (race.leaves_open(theirs) and goes_on(number + 1))
+                    num_sets += not is_over
+                on_round((number + 1) / num_sets)
+                if is_over:
                     break
         race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         race.num_shortages = self._num_shortages

@@ -76,7 +76,7 @@ class Timed:
 
     def take(self, model: torch.nn.Module, inputs: list[Any]) -> None:
         """Time that model on these inputs from now on."""
-        self._model = model
+        self._model, self.last = model, None
         self.keeper.clear()
         self.inputs = RotatingInputs(inputs)
 
@@ -88,6 +88,7 @@ class Timed:
     def take_ordinary(self, problem: Problem) -> str:
         """Time the reference that was taken on ordinary data from now on; say what they are."""
         self.inputs = RotatingInputs([])  # first, since there may be no memory for both
+        self.last = None
         self.keeper.clear()
         inputs, words = made_ordinary(problem, self.model, WEIGHT_SEED, self._device)
         self.inputs = RotatingInputs(inputs)

@@ -1,8 +1,9 @@
 """Finalists, exports and strangers' files: checked in fresh processes.
 
 A process judges and never imports a contender; it lives as long as the verifier, and keeps what it
-expects of each probe. Every contender has a process of its own, which only produces tensors. For a
-GPU with room for it there are two of each where the host has many cores, with half of the probes.
+expects of each probe. Every contender has a process of its own, which only produces tensors. Where
+memory has room there are two of each, with half of the probes: on a CPU, and for a GPU where the
+host has many cores.
 What finds no memory beside other tuners is asked when these have given theirs up, by processes
 in which none ran out.
 """
@@ -73,7 +74,7 @@ class Verifier:
         task: the problem.
         seed: of the secret probes.
         timeout_s: seconds for each call of a contender, its import included.
-        num_pairs: of a judge and a contender's process; None: as many as this host can feed.
+        num_pairs: of a judge and a contender's process at most; None: as this host can feed.
 
     Attributes:
         seconds: what the last whole check took, 0 before there was one.
