@@ -136,6 +136,11 @@ def test_of_disturbed_steps_those_of_fewer_rows_tell():
     assert rows_taken([at(4, 0.6, way="step"), disturbed], 8, ["step"])["step"] == NO_ROWS
     assert rows_taken([at(4, 1.2, way="step"), disturbed], 8, ["step"])["step"] == (4, MOST)
     assert rows_taken([disturbed], 8, ["step"])["step"] == (8, MOST)
+    # Both say that steps are slower: then fewer rows tell, too.
+    few, faster = at(1, 0.6, way="step"), replace(disturbed, speedup=1.3)
+    assert rows_taken([few, disturbed], 8, ["step"])["step"] == NO_ROWS
+    assert rows_taken([few, faster], 8, ["step"])["step"] == (8, MOST)
+    assert rows_taken([few, replace(disturbed, num_rows=32)], 32, ["step"])["step"] == (32, MOST)
 
 
 def test_of_two_ways_to_time_a_call_the_worse_one_counts():

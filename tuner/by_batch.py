@@ -29,6 +29,7 @@ ANY_ROWS = (1, MOST)
 NO_ROWS = (MOST, 0)
 FEW_ROWS_WORDS = "with few rows the module's own operations run"  # of a check's note
 ABOVE = 4  # times the tuned size: as far as is measured
+FAR = 16  # times fewer tell, where disturbed turns of the tuned size say the same
 NEAR = 4  # times fewer rows than tuned tell of steps of training where no more were timed
 LITTLE = 1.05  # of PyTorch's speed: for less no file is checked and raced that may be slower
 WORST = 0.97  # of PyTorch's speed: what 3 % less is a user cannot tell from another process
@@ -204,7 +205,9 @@ def rows_taken(
         near = max((at.num_rows for at in told), default=0)
         last_told = [at for at in told if at.num_rows == near]
         is_lost = all(at.is_lost or (at.gains_little and near == tuned_rows) for at in last_told)
-        if way == "step" and near * NEAR >= tuned_rows and is_lost:
+        disturbed = [at.speedup for at in mine if at.num_rows == tuned_rows and at.is_disturbed]
+        is_near = near * (FAR if disturbed and max(disturbed) < 1.0 else NEAR) >= tuned_rows
+        if way == "step" and is_near and is_lost:
             continue
         fewest, most, last = tuned_rows, MOST, largest
         for rows in sorted((rows for rows in by_rows if rows < tuned_rows), reverse=True):
