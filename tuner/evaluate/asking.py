@@ -143,10 +143,9 @@ class Asking:
             TunerError: the reference fails, or there is no memory.
         """
         asked = to_json(self._fewer.asked(probe))
-        asks = {"probe": asked, "lends": self.lends, "is_strict": self.is_strict}
-        asks["is_kept"] = is_kept
+        how = {"lends": self.lends, "is_strict": self.is_strict, "is_kept": is_kept}
         with self._turns.shared():
-            return self.ask("ask", asks)
+            return self.ask("ask", {"probe": asked, **how})
 
     def question(self, probe: Probe, is_kept: bool = False) -> Reply:
         """Return a probe's question; where the judge has no memory for it, one of less.

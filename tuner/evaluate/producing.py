@@ -126,7 +126,11 @@ class Producer:
         The memory of the last answer is filled with NaN: who forgets to write a part of the next
         one, to the same question, would find it there.
         """
+        import torch
+
         self.take_own_rows()
+        self._lent = {}
+        poison(self._answer_bytes, torch.device(self._device))
         own = (ROWS_NAME, KERNELS_NAME)
         self._own_rows = {name: self._file[name] for name in own if name in self._file}
         self._file[ROWS_NAME] = None
@@ -137,10 +141,6 @@ class Producer:
     def take_own_rows(self) -> Answer:
         """Let the file take its kernels where it does by itself, again."""
         self._file |= self._own_rows
-        import torch
-
-        self._lent = {}
-        poison(self._answer_bytes, torch.device(self._device))
         return {}, ()
 
     def make_rooms(self, question: str) -> Answer:
