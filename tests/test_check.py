@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import importlib.util
 import json
@@ -608,6 +609,29 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
             return tuple(y.clone() for y in self.first) if several else self.first.clone()
 
     asked_until_found(problem, Replay, expectations, "output of call 2")
+
+
+def test_a_sum_may_pass_the_largest_number_on_its_way_and_come_back(tmp_path):
+    problem = load_reference(tmp_path, reference_of("a.sum(1)", "torch.rand(24, 16384, 64)"))
+    probes = [p for p in thorough_probes(SEED, 24) if p.name == "vast values"]
+    expectations = expect_all(problem, probes)
+
+    class InParts(problem.module.Model):
+        def forward(self, a):
+            return functools.reduce(torch.add, (part.sum(1) for part in a.split(512, 1)))
+
+    class Narrow(problem.module.Model):
+        def forward(self, a):
+            return (a * 2.0**8).sum(1) * 2.0**-8
+
+    (vast,) = expectations
+    (answered,) = ask_all(problem, InParts, expectations)
+    wanted = vast.oracle["call0.output0"]
+    got = answered.tensors["call0.output0"]
+    assert (got.isinf() & (wanted.abs() < torch.finfo(torch.float32).max)).any()
+
+    assert not reasons(InParts, problem, expectations)
+    assert "Inf at other places" in reasons(Narrow, problem, expectations)[0]
 
 
 def test_where_the_order_of_a_product_decides_about_a_nan_none_is_wrong(tmp_path):

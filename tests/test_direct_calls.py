@@ -8,7 +8,9 @@ import importlib.util
 import itertools
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -255,16 +257,32 @@ def shifted_kernel(x, more, out, count, step, factor, BLOCK: tl.constexpr, IS_TW
 """
 
 
-@pytest.fixture
-def launches(tmp_path):
-    """A module with a kernel, whose form's number of looks by Triton is counted."""
+# With fewer arguments than the other one, whose launcher is no launcher of this.
+FILLING = """
+
+@launched
+@triton.jit
+def filled_kernel(out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.full([BLOCK], 7.0, tl.float32))
+"""
+
+
+def loaded(path: Path):
+    """Execute the file of kernels, whose functions Triton then knows nothing of."""
     text = (builtin_folder() / "_lib" / "triton_launch.py").read_text()
-    path = tmp_path / "launches.py"
-    path.write_text(KERNEL.format(launch=text))
+    path.write_text(KERNEL.format(launch=text) + FILLING)
     spec = importlib.util.spec_from_file_location("launches", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["launches"] = module
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def launches(tmp_path):
+    """A module with a kernel, whose form's number of looks by Triton is counted."""
+    module = loaded(tmp_path / "launches.py")
     looks = []
     run = module.shifted_kernel.kernel.run
 
@@ -314,6 +332,28 @@ def test_a_launch_of_a_form_that_was_compiled_does_the_same_without_triton(launc
     module.LAUNCHES_AT_ONCE = False
     check(*forms[0])
     assert len(looks) == first + 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_first_launches_in_many_threads_take_their_own_launchers(tmp_path):
+    # Triton loads launchers by one name: without a lock between threads some launch took that of
+    # the other kernel, "function takes exactly 39 arguments (41 given)" (seen in a check).
+    x = torch.ones(4096, device="cuda")
+
+    def launch(module, block, num_warps):
+        shifted, filled = torch.zeros_like(x), torch.zeros_like(x)
+        grid, options = (4096 // block,), {"BLOCK": block, "num_warps": num_warps}
+        module.shifted_kernel[grid](x, None, shifted, 4096, 1, 3.0, IS_TWICE=False, **options)
+        module.filled_kernel[grid](filled, **options)
+        return bool((shifted == 3).all()) and bool((filled == 7).all())
+
+    forms = [(block, warps) for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
+    for _ in range(12):  # the first time compiles
+        module = loaded(tmp_path / "launches.py")
+        with ThreadPoolExecutor(len(forms)) as pool:
+            done = [pool.submit(launch, module, *form) for form in forms]
+            assert all(one.result() for one in done)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,12 @@
 # Launches of Triton's kernels without what Triton asks anew at each. The text has `torch`, `triton`.
 
+import threading
+
 LAUNCHES_AT_ONCE = True  # what compiles ahead, and has to see each launch, turns it off
+# Triton 3.6 loads every kernel's launcher as a module of one name. Loaded once more, for another
+# kernel with such arguments, it is the same object in all threads, and one thread may take the
+# launcher of another's kernel: so of all files in a process one thread launches for the first time.
+FIRST_LAUNCH = vars(triton).setdefault("_first_launch_of_a_form", threading.RLock())
 
 
 def ceil_div(a, b):
@@ -38,7 +44,8 @@ class launched:
             form = self.form_of(arguments, constants)
             found = self.compiled.get(form)
             if found is None:
-                made = self.kernel[grid](*arguments, **constants)
+                with FIRST_LAUNCH:
+                    made = self.kernel[grid](*arguments, **constants)
                 names = self.kernel.arg_names[len(arguments) :]
                 if form is not None and all(name in constants for name in names):
                     if len(self.compiled) >= 256:  # as many numbers of rows, say

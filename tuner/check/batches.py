@@ -21,6 +21,8 @@ HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batche
 REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**21}  # of what is asked at a smaller batch
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
 HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
+# Of such rows two fill a GPU several times, and one still follows another.
+HUGE_ELEMENTS, FEWEST_HUGE = 2**23, 2
 # Gradients are asked at one number of rows of each.
 GRADED_ROWS = ((3, 4), (5, 6, 7), range(9, 16), range(17, 24), range(25, 32), range(33, 64))
 # Rows in whole tiles, above which a backward may leave out a few.
@@ -73,10 +75,16 @@ class Extent:
             return None
         return max(FEW_ROWS, self.rows_within(MOST_ELEMENTS[self.device]))
 
+    @property
+    def _fewest(self) -> int:
+        """The fewest rows of a smaller batch, whatever they take."""
+        if self.row_elements > HUGE_ELEMENTS:
+            return FEWEST_HUGE
+        return FEWEST_HEAVY if self.row_elements > HEAVY_ELEMENTS else FEWEST
+
     def reduced(self, secret: random.Random) -> int | None:
         """Draw the batch of what is asked at fewer rows; a known one would be a shape to know."""
-        fewest = FEWEST_HEAVY if self.row_elements > HEAVY_ELEMENTS else FEWEST
-        most = max(fewest, min(MOST, self.rows_within(REDUCED_ELEMENTS[self.device])))
+        most = max(self._fewest, min(MOST, self.rows_within(REDUCED_ELEMENTS[self.device])))
         if self.num_rows is None or self.num_rows <= most:
             return None
         return secret.randrange(3 * most // 4 + 1, most + 1)

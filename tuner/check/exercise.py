@@ -51,7 +51,7 @@ NAMED = "in"  # how what kinds say of a container with names begins
 STAYS = "what a call returned stays in memory when nobody has it any more"
 DRAWN = "drawn by the constructor"  # the name of the checksum of what random numbers come next
 FLOPS_OF_A_NUMBER = 512  # a CPU's core does them in the 10 ns that it takes for each number
-_ROW_WORDS = 4096  # of 4 bytes, of a row in a checksum
+_ROW_WORDS = 4096  # of 8 bytes, of a row in a checksum
 _ODD = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed number
 CHUNK_ELEMENTS = 2**24  # 128 MB a float64 temporary; a comparison holds about six
 
@@ -278,20 +278,15 @@ def _summed(bits: torch.Tensor) -> int:
     """Return a checksum of bytes by sums, as a GPU computes it."""
     import torch
 
-    words = bits[: bits.numel() // 4 * 4]
-    # Copied when the storage offset is no multiple of 4 bytes, which view() refuses.
-    whole = (
-        words.clone().view(torch.int32) if words.storage_offset() % 4 else words.view(torch.int32)
-    )
-    # Sums of rows and of columns read the memory twice; a weight for every word, ten times.
+    words = bits[: bits.numel() // 8 * 8]
+    # Copied when the storage offset is no multiple of 8 bytes, which view() refuses.
+    is_odd = words.storage_offset() % 8 != 0
+    whole = (words.clone() if is_odd else words).view(torch.int64)
+    # Sums of rows and of columns read the memory twice; a weight for every word, ten times. Of
+    # 32 bits they would be copied to 64 first.
     width = _ROW_WORDS
     table = whole[: whole.numel() // width * width].view(-1, width)
-    parts = [whole[table.numel() :], bits[words.numel() :]]
-    # A sum in int64 copies what it sums: as much memory again, twice, of an output of gigabytes.
-    pieces = table.split(max(1, CHUNK_ELEMENTS // width)) if table.numel() else ()
-    if pieces:
-        parts.append(sum(piece.sum(0, dtype=torch.int64) for piece in pieces))
-        parts.append(torch.cat([piece.sum(1, dtype=torch.int64) for piece in pieces]))
+    parts = [whole[table.numel() :], bits[words.numel() :], table.sum(0), table.sum(1)]
     sums = [
         (part * _weights(seed, part.numel(), bits.device)).sum()
         for seed, part in enumerate(parts)

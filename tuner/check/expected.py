@@ -15,6 +15,7 @@ from tuner.check.compare import (
     compare,
     disputed,
     of_order,
+    of_partial_sums,
     repeats,
     undefined,
 )
@@ -151,6 +152,8 @@ def expected(
             "as by torch.zeros(..., dtype=x.dtype)"
         )
     of_place = undefined if probe.has_zeros else disputed
+    if probe.distribution == "vast":
+        of_place = of_partial_sums
     if _depends_on_order(problem, model, arguments[0], (baseline, oracle), known):
         of_place = of_order
     unjudged = {

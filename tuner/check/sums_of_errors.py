@@ -22,10 +22,13 @@ def sums_of(
     value: torch.Tensor,
     accuracy: Accuracy | None,
     is_misplaced: torch.Tensor | None = None,
+    *,
+    is_sized: bool = True,
 ) -> torch.Tensor:
     """Return what an `Error` is made of, of one chunk, on its device; signs do not matter.
 
-    Absolute values would be written and read again: that was half of the memory's traffic.
+    Without `is_sized` how large the values are, which is known, is 0. Absolute values would be
+    written and read again: that was half of the memory's traffic.
     """
     import torch
 
@@ -39,7 +42,8 @@ def sums_of(
     if accuracy is not None and accuracy.kind == "tolerance":
         limit = accuracy.atol + accuracy.rtol * value.abs()
     return torch.stack([
-        largest(error), norm(error).square(), largest(value), norm(value).square(),
+        largest(error), norm(error).square(),
+        *((largest(value), norm(value).square()) if is_sized else (none, none)),
         none if limit is None else (error.abs() > limit).sum().double(),
         none if is_misplaced is None else is_misplaced.sum().double(),
     ])  # fmt: skip
@@ -67,12 +71,17 @@ def sums_of_few(got: torch.Tensor, want: torch.Tensor, accuracy: Accuracy | None
 def chunks(
     got: torch.Tensor, want: torch.Tensor, unjudged: torch.Tensor | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """Yield flat float64 pieces of both, small enough for several temporaries."""
+    """Yield flat pieces of both, small enough for several temporaries; those wanted in float64.
+
+    What was got stays as it is where arithmetic beside float64 makes float64 of it: a copy would
+    be a fourth of the memory's traffic.
+    """
     g, w = got.reshape(-1), want.reshape(-1)
     skip = None if unjudged is None else unjudged.reshape(-1)
     for start in range(0, w.numel(), CHUNK_ELEMENTS):
         piece = slice(start, start + CHUNK_ELEMENTS)
-        yield g[piece].double(), w[piece].double(), None if skip is None else skip[piece]
+        mine = g[piece] if g.is_floating_point() else g[piece].double()
+        yield mine, w[piece].double(), None if skip is None else skip[piece]
 
 
 def differences(

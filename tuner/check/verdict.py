@@ -75,7 +75,8 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
             expected.unjudged.get(name),
             accuracy,
             tells_nan_from_inf=not name.startswith("buffer."),
-        ).beside(expected.baseline.get(name, Error()))
+            beside=expected.baseline.get(name),
+        )
         for name, want in expected.oracle.items()
         if name in answer.tensors
     }
@@ -388,13 +389,11 @@ def merge(
     rejected = [result for result in results if not result.is_accepted]
     if not results:
         return Check(False, accuracy.label, "nothing was asked", (), is_thorough)
-    reason = ""
-    if rejected:
-        reason = rejected[0].reason
-        if others := [result.probe for result in rejected[1:]]:
-            shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
-            reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
+    reason = rejected[0].reason if rejected else ""
+    if others := [result.probe for result in rejected[1:]]:
+        shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+        reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
     differences = tuple(result.difference for result in results if result.difference)
     notes = () if rejected else (*notes_of(results, fewest), *note_at_kinks(results))
-    asked = tuple(results)
-    return Check(not rejected, accuracy.label, reason, asked, is_thorough, notes, differences)
+    how = (tuple(results), is_thorough, notes, differences)
+    return Check(not rejected, accuracy.label, reason, *how)
