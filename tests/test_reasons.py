@@ -111,6 +111,8 @@ def test_an_answer_that_no_memory_is_left_to_judge_is_not_called_garbled():
     said = "m.py:15: Model.forward failed: OutOfMemoryError: CUDA out of memory"
     assert unread(said) == f"there was no memory to judge its answer: {said}"
     assert says_no_memory(unread(said))
+    library = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    assert says_no_memory(library)  # a file of level 2 #59 was rejected for it
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,11 @@ __all__ = [
 ]
 
 # How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
-NO_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
+NO_MEMORY = (
+    "OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError",
+    # As libraries say it, which ask the driver for memory of their own.
+    "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+)  # fmt: skip
 
 
 class TunerError(Exception):

@@ -21,8 +21,9 @@ HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batche
 REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**21}  # of what is asked at a smaller batch
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
 HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
-# Of such rows two fill a GPU several times, and one still follows another.
-HUGE_ELEMENTS, FEWEST_HUGE = 2**23, 2
+# Of such rows each fills a GPU several times, and of two one still follows another. More than a
+# few of them are the timed calls' alone, whose outputs are judged as well.
+HUGE_ELEMENTS, FEWEST_HUGE, FEW_HUGE = 2**23, 2, 4
 # Gradients are asked at one number of rows of each.
 GRADED_ROWS = ((3, 4), (5, 6, 7), range(9, 16), range(17, 24), range(25, 32), range(33, 64))
 # Rows in whole tiles, above which a backward may leave out a few.
@@ -51,9 +52,19 @@ class Extent:
         return int(num_elements / self.row_elements) if self.row_elements else 2**62
 
     @property
+    def is_of_huge_rows(self) -> bool:
+        """Whether each row takes a device's whole time by itself."""
+        return self.row_elements > HUGE_ELEMENTS
+
+    @property
+    def few_rows(self) -> int:
+        """How many rows are asked whatever they take."""
+        return FEW_HUGE if self.is_of_huge_rows else FEW_ROWS
+
+    @property
     def most_rows(self) -> int:
         """How many rows there is room for at another batch than the problem's own."""
-        return max(FEW_ROWS, self.rows_within(HELD_ELEMENTS[self.device]))
+        return max(self.few_rows, self.rows_within(HELD_ELEMENTS[self.device]))
 
     def rows_each(self, num_calls: int) -> int:
         """Return how many rows there is room for where so many calls are held, 2 at least."""
@@ -73,12 +84,12 @@ class Extent:
         """The batch of what is asked at full size: None, as given, unless that takes too much."""
         if self.num_rows is None or self.num_rows <= self.rows_within(MOST_ELEMENTS[self.device]):
             return None
-        return max(FEW_ROWS, self.rows_within(MOST_ELEMENTS[self.device]))
+        return max(self.few_rows, self.rows_within(MOST_ELEMENTS[self.device]))
 
     @property
     def _fewest(self) -> int:
         """The fewest rows of a smaller batch, whatever they take."""
-        if self.row_elements > HUGE_ELEMENTS:
+        if self.is_of_huge_rows:
             return FEWEST_HUGE
         return FEWEST_HEAVY if self.row_elements > HEAVY_ELEMENTS else FEWEST
 

@@ -156,12 +156,16 @@ def expected(
         of_place = of_partial_sums
     if _depends_on_order(problem, model, arguments[0], (baseline, oracle), known):
         of_place = of_order
+    del wide, wide_tensors  # of a module of gigabytes, with its gradients, four times as much
     unjudged = {
         n: mask for n, t in baseline.items() if (mask := of_place(t, oracle[n])) is not None
     }
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     errors = _beside_something(problem, probe, errors, arguments[0], known)
     _require_stable(problem, probe, errors)
+    dtypes = {name: t.dtype for name, t in baseline.items()}
+    is_repeated = not probe.wants_same_bits or repeats(baseline, oracle)
+    baseline.clear()
     for way, around, again in others:
         with math_mode(accuracy), around:
             _, moved = played(problem, again, way, tensors, probe, is_laid=True)
@@ -174,8 +178,7 @@ def expected(
     gpu_memory.free_unused(device)  # float64 temporaries
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
-        start, {name: t.dtype for name, t in baseline.items()},
-        repeats=not probe.wants_same_bits or repeats(baseline, oracle),
+        start, dtypes, repeats=is_repeated,
         drawn=known["drawn"] if script.own_seed is not None else 0,
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
         replay=Replay(problem, probe, script, tensors, accuracy, device, known),
