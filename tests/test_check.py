@@ -622,16 +622,40 @@ def test_a_sum_may_pass_the_largest_number_on_its_way_and_come_back(tmp_path):
 
     class Narrow(problem.module.Model):
         def forward(self, a):
-            return (a * 2.0**8).sum(1) * 2.0**-8
+            return (a * 2.0**20).sum(1) * 2.0**-20
 
-    (vast,) = expectations
-    (answered,) = ask_all(problem, InParts, expectations)
-    wanted = vast.oracle["call0.output0"]
-    got = answered.tensors["call0.output0"]
-    assert (got.isinf() & (wanted.abs() < torch.finfo(torch.float32).max)).any()
-
+    assert expectations[0].probe.distribution == "vast_terms"  # 2^120 is too near
     assert not reasons(InParts, problem, expectations)
     assert "Inf at other places" in reasons(Narrow, problem, expectations)[0]
+
+
+def test_a_module_that_returns_float8_is_judged(tmp_path):
+    text = reference_of("(a * 2).to(torch.float8_e4m3fn)", "torch.rand(24, 8192)")
+    problem = load_reference(tmp_path, text)
+    expectations = expect_all(problem, screening_probes(SEED, Extent(24)))
+
+    class Same(problem.module.Model):
+        pass
+
+    assert not reasons(Same, problem, expectations)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 8, 16, 200])
+@pytest.mark.parametrize("row_elements", [2.0**23 + 1, 2.0**26, 2.0**29])
+def test_huge_rows_are_asked_a_few_at_a_time(num_rows, row_elements):
+    probes = thorough_probes(
+        SEED, num_rows, has_cuda=True, row_elements=row_elements, large_batch=num_rows
+    )
+    extent = Extent(num_rows, row_elements, "gpu")
+    room = max(4, int(2**29 / row_elements))  # of what is asked at full size
+    batches = {p.name: p.batch for p in probes if p.batch is not None and not p.is_tall}
+    most = {name: rows for name, rows in batches.items() if rows > max(room, extent.most_rows)}
+    assert set(most) <= {"more rows"}, most
+    full = [rows for name, rows in batches.items() if name.endswith("at full size")]
+    assert all(rows < num_rows for rows in full)
+    assert batches["an odd batch"] % 2 == 1 and batches["an odd batch"] != num_rows
+    reduced = {p.batch for p in probes if p.is_reduced and p.batch not in full}
+    assert num_rows <= 3 or reduced & {2, 3}
 
 
 def test_where_the_order_of_a_product_decides_about_a_nan_none_is_wrong(tmp_path):

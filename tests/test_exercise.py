@@ -58,12 +58,39 @@ def test_threads_do_not_wait_for_one_whose_memory_ran_out(monkeypatch):
         threads.called_at_once(models, values, torch.device("cpu"), {}, has_gradients=False)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 3, 4096 * 4, 4096 * 4 * 7 + 4 * 100 + 2])
-def test_a_checksum_of_pieces_is_that_of_the_whole(monkeypatch, num_bytes):
-    bits = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
-    whole = exercise._summed(bits)
-    monkeypatch.setattr(exercise, "CHUNK_ELEMENTS", 3 * 4096)
-    assert exercise._summed(bits) == whole
-    if num_bytes > 8 and not torch.equal(bits[:4], bits[-8:-4]):
-        others = torch.cat([bits[-8:-4], bits[4:-8], bits[:4], bits[-4:]])
-        assert exercise._summed(others) != whole
+EDITS_OF_ALL = {
+    "negated": lambda t: t.neg_(),
+    "one negated": lambda t: t.view(-1)[t.numel() // 3].neg_(),
+    "odd ones negated": lambda t: t.view(-1)[1::2].neg_(),
+    "the first two negated": lambda t: t.view(-1)[:2].neg_(),
+    "one 1 for a 0": lambda t: t.view(-1)[-5].fill_(1.0),
+    "rows exchanged": lambda t: t.copy_(t.roll(1, 0)),
+    "last ones exchanged": lambda t: t.view(-1)[-2:].copy_(t.view(-1)[-2:].flip(0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("shape", [(4, 4), (64, 4096), (64, 4095), (37, 1001)])
+def test_a_gpus_checksum_sees_signs_which_are_a_words_highest_bit(dtype, shape):
+    given = torch.randn(*shape, dtype=dtype) + 3
+    given.view(-1)[-5] = 0.0
+    found = {name: given.clone() for name in EDITS_OF_ALL}
+    for name, edit in EDITS_OF_ALL.items():
+        edit(found[name])
+    sums = {name: exercise._summed(exercise.as_bytes(t)) for name, t in found.items()}
+    sums["as given"] = exercise._summed(exercise.as_bytes(given))
+    assert len(set(sums.values())) == len(sums), sums
+
+
+def test_a_gpus_checksum_sees_each_bit_of_any_number_of_bytes_at_any_place():
+    for num_bytes in (*range(1, 18), 32759, 32760, 32761, 65536):
+        whole = torch.randint(0, 256, (num_bytes + 8,), dtype=torch.uint8)
+        for offset in range(8):
+            bits = whole[offset : offset + num_bytes]
+            before = exercise._summed(bits)
+            for place in {0, num_bytes // 2, num_bytes - 1}:
+                for bit in (1, 128):
+                    other = bits.clone()
+                    other[place] ^= bit
+                    assert exercise._summed(other) != before
+            assert exercise._summed(bits.clone()) == before

@@ -52,7 +52,7 @@ __all__ = [
 NO_MEMORY = (
     "OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError",
     # As libraries say it, which ask the driver for memory of their own.
-    "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "_ALLOC_FAILED", "_ALLOCATION_FAILED",
 )  # fmt: skip
 
 

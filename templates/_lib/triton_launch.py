@@ -3,9 +3,11 @@
 import threading
 
 LAUNCHES_AT_ONCE = True  # what compiles ahead, and has to see each launch, turns it off
-# Triton 3.6 loads every kernel's launcher as a module of one name. Loaded once more, for another
-# kernel with such arguments, it is the same object in all threads, and one thread may take the
-# launcher of another's kernel: so of all files in a process one thread launches for the first time.
+# Triton 3.6 loads the launcher of each kernel as an extension module, all of one name. A module
+# that is loaded again (another kernel, the same kinds of arguments) is the one that was loaded last
+# under that name, written over: a second thread that loads then may hand its launcher to the first.
+# So one thread at a time launches what is launched for the first time, and compiles it, for all
+# files like this one in a process; Triton's kernels of others are not held up.
 FIRST_LAUNCH = vars(triton).setdefault("_first_launch_of_a_form", threading.RLock())
 
 

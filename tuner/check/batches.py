@@ -21,14 +21,14 @@ HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batche
 REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**21}  # of what is asked at a smaller batch
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
 HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
-# Of such rows each fills a GPU several times, and of two one still follows another. More than a
-# few of them are the timed calls' alone, whose outputs are judged as well.
-HUGE_ELEMENTS, FEWEST_HUGE, FEW_HUGE = 2**23, 2, 4
+# Such a row fills a GPU by itself: a kernel computes several of them one after the other, which
+# two or three show as well. Larger batches of them are asked as given, and timed calls are judged.
+HUGE_ELEMENTS, HUGE_ROWS, FEW_HUGE = 2**23, (2, 3), 4
 # Gradients are asked at one number of rows of each.
 GRADED_ROWS = ((3, 4), (5, 6, 7), range(9, 16), range(17, 24), range(25, 32), range(33, 64))
 # Rows in whole tiles, above which a backward may leave out a few.
 TILES, MOST_ABOVE = (128, 256, 384), 3
-FEW_ROWS = 8  # that are asked whatever they take
+FEW_ROWS = 8  # that are asked whatever they take, unless each is huge
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +82,24 @@ class Extent:
     @property
     def full(self) -> int | None:
         """The batch of what is asked at full size: None, as given, unless that takes too much."""
-        if self.num_rows is None or self.num_rows <= self.rows_within(MOST_ELEMENTS[self.device]):
-            return None
-        return max(self.few_rows, self.rows_within(MOST_ELEMENTS[self.device]))
+        most = max(self.few_rows, self.rows_within(MOST_ELEMENTS[self.device]))
+        return None if self.num_rows is None or self.num_rows <= most else most
 
     @property
-    def _fewest(self) -> int:
-        """The fewest rows of a smaller batch, whatever they take."""
-        if self.is_of_huge_rows:
-            return FEWEST_HUGE
-        return FEWEST_HEAVY if self.row_elements > HEAVY_ELEMENTS else FEWEST
+    def power(self) -> int | None:
+        """A batch of a power of two, which keeps the mean of equal values exact: 64 at most."""
+        if self.num_rows is None:
+            return None
+        most: int = min(64, max(2, self.num_rows), self.most_rows)
+        return 1 << (most.bit_length() - 1)
 
     def reduced(self, secret: random.Random) -> int | None:
         """Draw the batch of what is asked at fewer rows; a known one would be a shape to know."""
-        most = max(self._fewest, min(MOST, self.rows_within(REDUCED_ELEMENTS[self.device])))
+        if self.is_of_huge_rows:
+            is_more = self.num_rows is not None and self.num_rows > max(HUGE_ROWS)
+            return secret.choice(HUGE_ROWS) if is_more else None
+        fewest = FEWEST_HEAVY if self.row_elements > HEAVY_ELEMENTS else FEWEST
+        most = max(fewest, min(MOST, self.rows_within(REDUCED_ELEMENTS[self.device])))
         if self.num_rows is None or self.num_rows <= most:
             return None
         return secret.randrange(3 * most // 4 + 1, most + 1)
@@ -137,8 +141,8 @@ def batch_probes(
         if rows != num_rows:
             probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
     odd = odd_batch(extent)
-    if num_rows > 80:
-        odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
+    if (most_odd := min(num_rows, 1024, extent.most_rows)) > 80:
+        odd = 2 * secret.randrange(33, (most_odd - 1) // 2) + 1
     # An eighth more at most, where rows are heavy.
     most_more = 65 if extent.holds(num_rows + 65) else min(65, max(2, num_rows // 8))
     longer = num_rows + secret.randrange(1, most_more, 2)
@@ -229,10 +233,12 @@ def _above_tiles(num_rows: int, secret: random.Random) -> list[Sequence[int]]:
 
 def odd_batch(extent: Extent) -> int:
     """Return an odd batch other than the problem's own, at most 257 rows and what has room."""
-    assert extent.num_rows is not None
-    if not extent.holds(min(257, extent.num_rows)):
-        return extent.most_rows - 1 + extent.most_rows % 2
-    if extent.num_rows > 257:
-        return 257
     own = extent.num_rows
-    return own - 1 if own % 2 == 0 and own > 2 else own + 2
+    assert own is not None
+    if not extent.holds(min(257, own)):
+        return extent.most_rows - 1 + extent.most_rows % 2
+    if own > 257:
+        return 257
+    if own % 2 == 0:
+        return own - 1 if own > 2 else 3
+    return own + 2 if extent.holds(own + 2) else own - 2

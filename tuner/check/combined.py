@@ -32,9 +32,6 @@ def combined_probes(ask: Asker) -> list[Probe]:
     few = None
     if ask.extent.num_rows is not None:
         few = min(ask.secret.randrange(*CHAIN_ROWS), ask.extent.rows_each(chained))
-    power = (
-        None if ask.extent.num_rows is None else 2 ** min(6, ask.extent.num_rows.bit_length() - 1)
-    )
     order = ask.secret.sample(range(4), 4)
     return [
         *(
@@ -44,7 +41,7 @@ def combined_probes(ask: Asker) -> list[Probe]:
         *(
             ask.graded(
                 "gradients, constant columns", "values", distribution="constant_columns",
-                weights="dyadic", batch=power, **twice,
+                weights="dyadic", batch=ask.extent.power, **twice,
             )
             for _ in range(ask.traits.has_numbers)
         ),

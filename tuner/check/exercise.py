@@ -51,7 +51,9 @@ NAMED = "in"  # how what kinds say of a container with names begins
 STAYS = "what a call returned stays in memory when nobody has it any more"
 DRAWN = "drawn by the constructor"  # the name of the checksum of what random numbers come next
 FLOPS_OF_A_NUMBER = 512  # a CPU's core does them in the 10 ns that it takes for each number
-_ROW_WORDS = 4096  # of 8 bytes, of a row in a checksum
+# Of 8 bytes, of a row in a checksum: an odd number, so that a bit that changes in all of them does
+# not vanish from their sum.
+_ROW_WORDS = 4095
 _ODD = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed number
 CHUNK_ELEMENTS = 2**24  # 128 MB a float64 temporary; a comparison holds about six
 
@@ -282,13 +284,15 @@ def _summed(bits: torch.Tensor) -> int:
     # Copied when the storage offset is no multiple of 8 bytes, which view() refuses.
     is_odd = words.storage_offset() % 8 != 0
     whole = (words.clone() if is_odd else words).view(torch.int64)
-    # Sums of rows and of columns read the memory twice; a weight for every word, ten times. Of
-    # 32 bits they would be copied to 64 first.
+    # Sums of rows and of columns read the memory twice; a weight for every word, ten times. A sum
+    # in int64 of words of 32 bits would copy them to 64 first.
     width = _ROW_WORDS
     table = whole[: whole.numel() // width * width].view(-1, width)
-    parts = [whole[table.numel() :], bits[words.numel() :], table.sum(0), table.sum(1)]
+    parts = [whole[table.numel() :], bits[words.numel() :].long(), table.sum(0), table.sum(1)]
+    # Each weight is odd, so that the highest bit, as of a sign, would be lost between two of them:
+    # it is mixed into the lower ones first.
     sums = [
-        (part * _weights(seed, part.numel(), bits.device)).sum()
+        ((part ^ (part >> 32)) * _weights(seed, part.numel(), bits.device)).sum()
         for seed, part in enumerate(parts)
         if part.numel()
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -142,9 +141,7 @@ def _seeded(seed_inputs: int, seed_weights: int, **common: Any) -> Callable[...,
 
 
 def _value_probes(ask: Asker, is_asked_of_few: bool) -> list[Probe]:
-    # A power of two keeps the mean of equal values exact.
-    rows = ask.extent.num_rows
-    power = None if rows is None else 2 ** int(math.log2(min(max(rows, 2), 64)))
+    power = ask.extent.power
     both = ask.modes.in_turn
     # Of a module that has served usual inputs: what it has learnt of them holds no longer.
     served: dict[str, Any] = {"mild": ask.modes.both}

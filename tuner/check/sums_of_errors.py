@@ -27,8 +27,8 @@ def sums_of(
 ) -> torch.Tensor:
     """Return what an `Error` is made of, of one chunk, on its device; signs do not matter.
 
-    Without `is_sized` how large the values are, which is known, is 0. Absolute values would be
-    written and read again: that was half of the memory's traffic.
+    Without `is_sized`, where somebody knows already how large the values are, 0 stands for that.
+    Absolute values would be written and read again: that was half of the memory's traffic.
     """
     import torch
 
@@ -73,14 +73,17 @@ def chunks(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
     """Yield flat pieces of both, small enough for several temporaries; those wanted in float64.
 
-    What was got stays as it is where arithmetic beside float64 makes float64 of it: a copy would
-    be a fourth of the memory's traffic.
+    What was got stays of its own type where arithmetic beside float64 makes float64 of it: a copy
+    would be a fourth of the memory's traffic.
     """
+    import torch
+
+    promoted = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     g, w = got.reshape(-1), want.reshape(-1)
     skip = None if unjudged is None else unjudged.reshape(-1)
     for start in range(0, w.numel(), CHUNK_ELEMENTS):
         piece = slice(start, start + CHUNK_ELEMENTS)
-        mine = g[piece] if g.is_floating_point() else g[piece].double()
+        mine = g[piece] if g.dtype in promoted else g[piece].double()
         yield mine, w[piece].double(), None if skip is None else skip[piece]
 
 

@@ -395,5 +395,6 @@ def merge(
         reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
     differences = tuple(result.difference for result in results if result.difference)
     notes = () if rejected else (*notes_of(results, fewest), *note_at_kinks(results))
-    how = (tuple(results), is_thorough, notes, differences)
-    return Check(not rejected, accuracy.label, reason, *how)
+    return Check(
+        not rejected, accuracy.label, reason, tuple(results), is_thorough, notes, differences
+    )

@@ -28,6 +28,7 @@ Distribution = Literal[
     "integers_beyond",  # as given, with one integer beyond what was given
     "huge",  # normal times 2^28: beyond what an int32, or a float32 as an integer, can hold
     "vast",  # normal times 2^120
+    "vast_terms",  # normal times 2^104: sums of millions are no larger than the largest float32
     "denormal",  # normal times 2^-127: nearly all below the least normal float32
     "dyadic",  # multiples of 1/4 within +-2: with dyadic weights products and sums are exact
     "constant_columns",  # dyadic, every row equal
@@ -63,11 +64,12 @@ UNCHANGED = (
 # Of which every floating-point number is drawn.
 DRAWN = (
     "normal", "heavy_tailed", "wide_range", "wide_columns", "few_values", "dyadic",
-    "constant_columns", "like_rows", "whole_numbers", "huge", "vast", "denormal",
+    "constant_columns", "like_rows", "whole_numbers", "huge", "vast", "vast_terms",
+    "denormal",
 )  # fmt: skip
 FAR_OFFSET = 4096.0  # where float32 keeps 11 bits of what is behind the point
 HALF_FACTOR = 100.0  # some squares are beyond 65504 then, their mean in a row is not
-EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
+EXPONENTS = {"huge": 28, "vast": 120, "vast_terms": 104, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
 LATE_OFFSETS = (100.0, 3000.0)  # where float32 keeps four digits of a row that varies by 1
 MOST_LOOKED_AT = 17  # rows at the start that a guard may look at
