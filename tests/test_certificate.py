@@ -20,6 +20,7 @@ from tuner.export.certificate import (
     MARK,
     AtSize,
     Certificate,
+    OnDataClaim,
     certify,
     code_sha256,
     read_certificate,
@@ -300,23 +301,34 @@ def test_each_of_several_sizes_is_a_claim_with_words_and_samples_of_its_own(file
     assert only.at == ""
 
 
-def test_the_speed_up_on_ordinary_data_is_a_claim_with_samples_of_its_own(file):
+def test_the_speed_up_on_other_data_is_a_claim_with_samples_of_its_own(file):
     pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
     found = ratio_interval(pairs)
-    ordinary = {"ordinary": found, "ordinary_samples_us": SAMPLES_US}
-    few = AtSize({"rows": 8}, found, samples_us=SAMPLES_US, **ordinary)
-    certify(file, replace(CERTIFICATE, at_sizes=(few,), **ordinary))
+    others = (
+        OnDataClaim("ordinary", "normal inputs", found, SAMPLES_US),
+        OnDataClaim("file:mine.pt", "the tensors of mine.pt", found, SAMPLES_US, "abc"),
+    )
+    few = AtSize({"rows": 8}, found, samples_us=SAMPLES_US, others=others)
+    certify(file, replace(CERTIFICATE, at_sizes=(few,), others=others))
     own, further = room._claims(read_certificate(file))
-    assert own.ordinary.at == " at rows = 64 on ordinary data"
-    assert further.ordinary.at == " at rows = 8 on ordinary data"
-    for claim in (own.ordinary, further.ordinary):
+    assert [claim.at for claim in (*own.others, *further.others)] == [
+        " at rows = 64 on ordinary data",
+        " at rows = 64 on the tensors of mine.pt",
+        " at rows = 8 on ordinary data",
+        " at rows = 8 on the tensors of mine.pt",
+    ]
+    for claim in (*own.others, *further.others):
         assert room._own_samples(claim).holds is True
         forged = replace(claim, interval=replace(found, speedup=50.0))
         assert room._own_samples(forged).holds is False
     whole_path(file).unlink()
     short = read_certificate(file)
-    assert short.ordinary == found and short.ordinary_samples_us == ()
-    assert [claim.ordinary for claim in room._claims(CERTIFICATE)] == [None]
+    assert (
+        short.others
+        == short.at_sizes[0].others
+        == tuple(replace(other, samples_us=()) for other in others)
+    )
+    assert [claim.others for claim in room._claims(CERTIFICATE)] == [()]
 
 
 def test_a_certificate_of_an_earlier_release_claims_the_largest_size_alone(file):
@@ -409,7 +421,8 @@ def test_each_tuned_size_is_raced_and_one_that_no_longer_holds_is_named(tmp_path
     file.write_text(TEXT)
     reference.write_text(REFERENCE)
     absurd = Interval(1e6, 0.9e6, 1.1e6, 0.95, 3)
-    usual = AtSize({"rows": 32}, Interval(1.5, 1.0, 3.0, 0.95, 3), ordinary=absurd)
+    on_ordinary = OnDataClaim("ordinary", "normal inputs", absurd)
+    usual = AtSize({"rows": 32}, Interval(1.5, 1.0, 3.0, 0.95, 3), others=(on_ordinary,))
     forged = AtSize({"rows": 16}, absurd, samples_us=SAMPLES_US)
     by_batch = ByBatch(64, tuned=(8, 16, 32, 64))
     certify(file, replace(CERTIFICATE, at_sizes=(forged, usual), by_batch=by_batch))

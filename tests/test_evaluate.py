@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -49,6 +49,7 @@ from tuner.trial import (
     Finalist,
     Interval,
     Measurement,
+    OnData,
     Outcome,
     Params,
     Status,
@@ -85,13 +86,13 @@ class Bench:
     kept: list[tuple[Candidate, Build]] = field(default_factory=list)
     number: int = 0
     reference: str = ""  # in place of the problem's own
-    has_ordinary: bool = False
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         task = self.planned.spec
         self.runner = Runner(
             replace(task, reference=self.reference or task.reference),
-            Terms(0.02, max_noise=0.05, stop_slow=True, seed=SEED, has_ordinary=self.has_ordinary),
+            Terms(0.02, max_noise=0.05, stop_slow=True, seed=SEED, others=self.others),
             env=self.builder.environment,
             paused=self.builder.paused,
         )
@@ -123,27 +124,30 @@ def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
         room.SCREEN_TIMEOUT_S = before
 
 
-def test_what_is_near_the_best_is_timed_on_ordinary_data_as_well(planned, builder):
-    bench = Bench(planned, builder, has_ordinary=True)
+def test_what_is_near_the_best_is_timed_on_other_data_as_well(planned, builder):
+    bench = Bench(planned, builder, others={"ordinary": "", "sparse": ""})
     try:
-        assert bench.runner.start().ordinary_us > 0
+        started = bench.runner.start()
+        assert list(started.others_us) == ["ordinary", "sparse"] and min(
+            started.others_us.values()
+        )
         near = bench.outcome(None, mode="leaks").measurement
-        assert near.ordinary_us > 0
-        assert near.ordinary_anchor_us == bench.runner.baseline.ordinary_us
+        assert list(near.others_us) == ["ordinary", "sparse"] and min(near.others_us.values()) > 0
+        assert near.others_anchor_us == bench.runner.baseline.others_us
         far = bench.outcome(1e-3, mode="slow").measurement
-        assert (far.ordinary_us, far.ordinary_anchor_us, far.slowdown) == (None, None, 1.0)
+        assert (far.others_us, far.others_anchor_us, far.slowdown) == ({}, {}, 1.0)
     finally:
         bench.runner.close()
 
 
-def test_without_room_for_ordinary_data_the_given_ones_are_timed_alone(planned, monkeypatch):
+def test_without_room_for_other_data_the_given_ones_are_timed_alone(planned, monkeypatch):
     spec = planned.spec
     oracle = Oracle(spec.reference, spec.sizes, spec.device, spec.accuracy, spec.mode)
     screening = Screening(oracle, SEED, spec.model_new)
     monkeypatch.setattr(screening_room, "free_bytes", lambda device: 0)
-    answer, _ = screening.time_baseline(0.01, 0.05, has_ordinary=True)
+    answer, _ = screening.time_baseline(0.01, 0.05, others={"ordinary": "", "sparse": ""})
     assert answer["measurement"]["latency_us"] > 0
-    assert answer["measurement"]["ordinary_us"] is None
+    assert answer["measurement"]["others_us"] == {}
 
 
 class Telling:
@@ -655,6 +659,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+ORDINARY = {"ordinary": ""}  # other data to race on: there is no file of tensors
 SLOW_ELSEWHERE = {
     "weights": "time.sleep(0 if bool((self.bn.weight == 1).all()) else 0.02)",
     "inputs": "time.sleep(0.02 if bool((x < 0).any()) else 0)",
@@ -667,15 +672,15 @@ def test_a_time_that_depends_on_the_values_is_reported(tmp_path, what):
     reference.write_text(NORMALISED.format(name="Model", first=""))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE[what]))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, others=ORDINARY)
     slept_us = 20_000.0
-    assert race.elsewhere is not None
-    assert min(race[1][0]) < slept_us <= min(race.elsewhere[1][0])
+    assert min(race[1][0]) < slept_us <= min(race.others["ordinary"][1][0])
     check = Check(True, "float32", "", (), is_thorough=True)
     entry = finalist(3, check, race, 1)
-    assert entry.elsewhere is not None and entry.elsewhere.num_processes == 1
-    assert entry.elsewhere_on == "weights as after training and normal inputs"
-    assert finalist(3, check, Race(race.bursts), 1).elsewhere is None
+    (data,) = entry.others
+    assert (data.name, data.interval.num_processes) == ("ordinary", 1)
+    assert data.words == "weights as after training and normal inputs"
+    assert finalist(3, check, Race(race.bursts), 1).others == ()
 
 
 def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
@@ -684,9 +689,9 @@ def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
     reference.write_text(NORMALISED.format(name="Model", first=refuses))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=refuses))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
-    assert race.elsewhere is not None and min(race.elsewhere[1][0]) > 0
-    assert race.elsewhere_on == "weights as after training"
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, others=ORDINARY)
+    assert min(race.others["ordinary"][1][0]) > 0
+    assert race.others["ordinary"].on == "weights as after training"
 
 
 def test_a_reference_that_has_no_numbers_for_other_inputs_is_raced_on_its_own(tmp_path):
@@ -694,12 +699,17 @@ def test_a_reference_that_has_no_numbers_for_other_inputs_is_raced_on_its_own(tm
     reference.write_text(NORMALISED.format(name="Model", first="x = x.sqrt()"))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first="x = x.sqrt()"))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
-    assert race.elsewhere_on == "weights as after training"
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, others=ORDINARY)
+    assert race.others["ordinary"].on == "weights as after training"
 
 
 def interval(low, high):
     return Interval((low * high) ** 0.5, low, high, 0.95, 5)
+
+
+def on_ordinary(found):
+    words = "weights as after training and normal inputs"
+    return () if found is None else (OnData("ordinary", words, found),)
 
 
 @pytest.mark.parametrize(
@@ -715,8 +725,8 @@ def interval(low, high):
 )
 def test_speed_ups_that_differ_beyond_chance_and_by_5_percent_depend(here, elsewhere, depends):
     check = Check(True, "float32", "", (), is_thorough=True)
-    entry = Finalist(3, check, here, elsewhere=elsewhere)
-    assert entry.depends_on_values is depends
+    entry = Finalist(3, check, here, others=on_ordinary(elsewhere))
+    assert (entry.depends_on is not None) is depends
 
 
 def test_a_candidate_like_a_later_one_that_was_never_reported_can_be_verified():
@@ -733,12 +743,12 @@ def test_a_candidate_like_a_later_one_that_was_never_reported_can_be_verified():
 def test_a_file_whose_time_depends_on_the_values_is_noted():
     check = Check(True, "float32", "", (), is_thorough=True)
     raced = Finalist(3, check, interval(4.9, 5.1))
-    same = replace(raced, elsewhere=interval(4.9, 5.1))
-    other = replace(raced, elsewhere=interval(2.4, 2.6))
+    same = replace(raced, others=on_ordinary(interval(4.9, 5.1)))
+    other = replace(raced, others=on_ordinary(interval(2.4, 2.6)))
     assert remarks_on(same) == []
     assert remarks_on(other) == [
-        "with random weights and normal inputs in place of the reference's own it runs at 2.50x, "
-        "not 5.00x: its time depends on them"
+        "with weights as after training and normal inputs in place of the reference's own it runs "
+        "at 2.50x, not 5.00x: its time depends on them"
     ]
 
 
