@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import tune
 from tiny_operator import NAME, REFERENCE, config_text, write_family
 
@@ -21,6 +22,7 @@ from tuner.problem.timed_data import GIVEN_ALONE
 from tuner.ranking import ranked_trials, tied
 from tuner.records import recomputed
 from tuner.run import Run, open_run
+from tuner.storage import sha256_of
 from tuner.trial import (
     Check,
     Finalist,
@@ -82,8 +84,8 @@ def write_problem(folder: Path) -> None:
 
 
 def tuned(folder: Path, *options: str) -> tuple[Run, str]:
-    """Tune in a new folder; return the run, and what was printed, on one line."""
-    folder.mkdir()
+    """Tune in a folder; return the run, and what was printed, on one line."""
+    folder.mkdir(exist_ok=True)
     write_problem(folder)
     said = tune("--config", "config.yaml", *options, cwd=folder)
     assert said.code == 0, said.err
@@ -135,6 +137,39 @@ def test_who_knows_his_data_is_given_what_is_fast_on_them_and_the_file_says_so(t
     assert f"workloads timed {GIVEN_ALONE}" in said
     again = tune("--resume", run.path, "--workloads", "given,ordinary", cwd=tmp_path)
     assert again.code == 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("few")
+def test_what_is_slow_on_a_users_own_tensors_does_not_win(tmp_path):
+    torch.save([torch.ones(64, 100)], tmp_path / "ones.pt")
+    named = ("--workloads", "given,sparse,file:ones.pt", "--effort", "quick")
+    run, said = tuned(tmp_path, *named)
+    result = run.result()
+    assert run.trials()[result.winner].template == "always"
+    sparse, ones = result.exported.others
+    assert (sparse.name, ones.name) == ("sparse", "file:ones.pt")
+    assert ones.words == "the tensors of ones.pt" and f"x on {ones.words}" in said
+    zeros = next(trial for trial in run.trials() if trial.template == "zeros")
+    times_us = zeros.outcome.measurement.others_us
+    assert times_us["sparse"] < 1000 * ALWAYS_MS < times_us["file:ones.pt"]
+    text = run.export_path.read_text()
+    assert f"speed-up with {ones.words} in place of the reference's own: " in text
+    claimed = read_certificate(run.export_path)
+    assert claimed.workloads == ("given", "sparse", "file:ones.pt")
+    assert claimed.others[1].tensors_sha256 == sha256_of(tmp_path / "ones.pt")
+    assert "ones.pt" in (run.path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("few")
+def test_a_users_tensors_that_do_not_fit_end_the_run_with_what_would(tmp_path):
+    torch.save([torch.ones(64, 99)], tmp_path / "ones.pt")
+    write_problem(tmp_path)
+    named = ("--workloads", "given,file:ones.pt")
+    said = tune("--config", "config.yaml", *named, cwd=tmp_path)
+    assert said.code == 2
+    assert f"error: {tmp_path / 'ones.pt'}: got float32 [64, 99] as x\n" in said.err
+    assert "expected: the tensors of the reference's inputs: x float32 [64, 100]" in said.err
 
 
 # ---- what follows from times ----------------------------------------------------------------

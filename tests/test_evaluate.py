@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
@@ -681,6 +682,29 @@ def test_a_time_that_depends_on_the_values_is_reported(tmp_path, what):
     assert (data.name, data.interval.num_processes) == ("ordinary", 1)
     assert data.words == "weights as after training and normal inputs"
     assert finalist(3, check, Race(race.bursts), 1).others == ()
+
+
+def test_each_of_several_data_has_its_own_weights_and_inputs(tmp_path):
+    """The baseline, in one process, is given weights as after training before the next data."""
+    reference = tmp_path / "reference.py"
+    reference.write_text(NORMALISED.format(name="Model", first=""))
+    slow = "time.sleep(0.02 * (not bool((self.bn.weight == 1).all())) + 0.04 * bool(x.max() > 50))"
+    subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=slow))
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    torch.save([torch.full((64, 32), 70.0).normal_(70.0)], tmp_path / "mine.pt")
+    names = ("ordinary", "sparse", "offset", "file:mine.pt")
+    others = {name: "" for name in names} | {"file:mine.pt": str(tmp_path / "mine.pt")}
+    race = Racer(task).race(
+        [subject], num_processes=1, seconds=0.02, others=others, has_steps=True
+    )
+    assert tuple(race.others) == names
+    least_ms = {name: min(other[1][0]) / 1000 for name, other in race.others.items()}
+    assert min(race[1][0]) / 1000 < 20 <= least_ms["ordinary"]
+    assert least_ms["sparse"] < 20 and min(least_ms["offset"], least_ms["file:mine.pt"]) >= 40
+    assert race.others["file:mine.pt"].on == "the tensors of mine.pt"
+    assert race.steps is not None and min(race.steps[1][0]) >= 20_000  # on ordinary data
+    entry = finalist(3, Check(True, "float32", "", (), is_thorough=True), race, 1)
+    assert [data.name for data in entry.others] == list(names)
 
 
 def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
