@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -34,11 +34,14 @@ from tuner.evaluate.screening import Screening
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import JobFailed
+from tuner.fleet.fleet import OPEN
+from tuner.fleet.screener import Screener
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import load_family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.turns import Turns
+from tuner.problem.reference import load_problem
 from tuner.ranking import ranked_trials, remarks_on
 from tuner.records import recomputed
 from tuner.referee import refereed
@@ -139,6 +142,22 @@ def test_what_is_near_the_best_is_timed_on_other_data_as_well(planned, builder):
         assert (far.others_us, far.others_anchor_us, far.slowdown) == ({}, {}, 1.0)
     finally:
         bench.runner.close()
+
+
+def test_an_agent_times_the_tensors_that_were_sent_with_the_task(planned, tmp_path):
+    """The path in the terms is one of the host that asks."""
+    reference = Path(planned.spec.reference)
+    given = load_problem(reference, planned.spec.sizes).make_inputs(SEED)
+    torch.save([torch.ones_like(x) for x in given], tmp_path / "sent.pt")
+    terms = Terms(0.02, 0.05, True, SEED, {"file:mine.pt": "/not/here/mine.pt", "sparse": ""})
+    payload = {"task": planned.spec.payload(), "terms": asdict(terms), "env": {}}
+    files = {reference.name: reference, "mine.pt": tmp_path / "sent.pt"}
+    agent = Screener("cpu")
+    try:
+        times_us = agent.run(OPEN, payload, files)["baseline"]["others_us"]
+    finally:
+        agent.close()
+    assert list(times_us) == ["file:mine.pt", "sparse"] and min(times_us.values()) > 0
 
 
 def test_without_room_for_other_data_the_given_ones_are_timed_alone(planned, monkeypatch):
