@@ -142,10 +142,22 @@ def test_each_workload_has_a_row_and_the_headline_is_the_least_of_all(tmp_path):
     assert summary.verdict == f"1.750x faster than PyTorch on {SPARSE}, the least of its workloads"
     assert summary.interval == around(1.75) and shown.speedup == 1.75
     terminal = " ".join(format_summary(summary).split())
-    rows = f"workloads 4.67x as given; 2.40x on {ORDINARY}; 1.750x on {SPARSE}"
+    rows = f"workloads 4.67x as given 2.40x on {ORDINARY} 1.750x on {SPARSE}"
     assert rows in terminal
     page = parts_of(RunData.of(run), ["verdict"])["verdict"]
     assert page.count('class="track"') == 3 and f"on {SPARSE}" in page
+
+
+def test_many_workloads_have_a_row_each_in_the_terminal_and_the_rest_are_counted(tmp_path):
+    found = ended(4.67, others=tuple(
+        OnData(f"file:{n}.pt", f"the tensors of {n}.pt", around(2.0 + n)) for n in range(9)
+    ))  # fmt: skip
+    _, summary, _ = reported(tmp_path, found)
+    lines = format_summary(summary).splitlines()
+    first = lines.index("workloads 4.67x as given")
+    rows = [f"          {2 + n}.00x on the tensors of {n}.pt" for n in range(7)]
+    assert lines[first + 1 : first + 9] == [*rows, "          2 more in the report"]
+    assert any(line.startswith("again") for line in lines)
 
 
 def test_a_speed_up_without_samples_has_no_colour_in_the_list(tmp_path):

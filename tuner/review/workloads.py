@@ -30,12 +30,13 @@ __all__ = [
     "tone_words",
     "trust_of",
     "untimed_of",
-    "workload_words",
+    "workload_rows",
     "workloads_of",
 ]  # fmt: skip
 
 AS_GIVEN = "as given"
 FURTHER = 2.0  # times PyTorch's own error
+MOST_ROWS = 8  # of workloads in a terminal
 
 Tone = Literal["good", "caution", "even", "bad"]
 
@@ -190,12 +191,19 @@ def tone_words(tone: Tone, kind: str) -> str:
     }.get(tone, "")
 
 
-def workload_words(workloads: Sequence[Workload]) -> str:
-    """Return the speed-up on each of the data that the headline is the least of, in one line."""
+def workload_rows(workloads: Sequence[Workload]) -> list[str]:
+    """Return the speed-up on each of the data that the headline is the least of, in rows.
+
+    Two stand in one row; of more each has its own, and what goes beyond `MOST_ROWS` is counted.
+    """
     counted = [w for w in workloads if w.is_headline]
     if len(counted) == 1:
-        return f"timed {GIVEN_ALONE}"
-    return "; ".join(w.words for w in counted)
+        return [f"timed {GIVEN_ALONE}"]
+    if len(counted) <= 2:
+        return ["; ".join(w.words for w in counted)]
+    rows = [w.words for w in counted[:MOST_ROWS]]
+    left = len(counted) - len(rows)
+    return [*rows, f"{left} more in the report"] if left else rows
 
 
 def trust_of(result: Result | None) -> str:
