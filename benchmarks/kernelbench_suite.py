@@ -120,7 +120,9 @@ def in_short(summary: dict[str, Any]) -> dict[str, Any]:
         exported = stored.get("exported") or {}
         # As KernelBench runs it; the summary's is the least over the run's workloads.
         found["interval"] = exported.get("interval") or found["interval"]
-        found["normal_inputs"], found["step"] = exported.get("elsewhere"), exported.get("step")
+        others = {each["name"]: each["interval"] for each in exported.get("others", ())}
+        found["normal_inputs"] = others.get("ordinary", exported.get("elsewhere"))
+        found["step"] = exported.get("step")
     module = Path(summary.get("path") or ".") / "module.json"
     if module.exists():
         outline = json.loads(module.read_text())["outline"]

@@ -20,6 +20,7 @@ from tuner.export.certificate import (
     MARK,
     AtSize,
     Certificate,
+    OnDataClaim,
     certify,
     code_sha256,
     read_certificate,
@@ -28,6 +29,7 @@ from tuner.export.certificate import (
 from tuner.kernel.family import builtin_folder
 from tuner.machine.limits import clocks_of
 from tuner.recheck import Rechecked, reference_for
+from tuner.storage import sha256_of
 from tuner.trial import Check, Interval, ProbeResult, to_json
 from tuner.tuning import verify_certificate
 
@@ -300,23 +302,89 @@ def test_each_of_several_sizes_is_a_claim_with_words_and_samples_of_its_own(file
     assert only.at == ""
 
 
-def test_the_speed_up_on_ordinary_data_is_a_claim_with_samples_of_its_own(file):
+def test_the_speed_up_on_other_data_is_a_claim_with_samples_of_its_own(file):
     pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
     found = ratio_interval(pairs)
-    ordinary = {"ordinary": found, "ordinary_samples_us": SAMPLES_US}
-    few = AtSize({"rows": 8}, found, samples_us=SAMPLES_US, **ordinary)
-    certify(file, replace(CERTIFICATE, at_sizes=(few,), **ordinary))
+    others = (
+        OnDataClaim("ordinary", "normal inputs", found, SAMPLES_US),
+        OnDataClaim("file:mine.pt", "the tensors of mine.pt", found, SAMPLES_US, "abc"),
+    )
+    few = AtSize({"rows": 8}, found, samples_us=SAMPLES_US, others=others)
+    certify(file, replace(CERTIFICATE, at_sizes=(few,), others=others))
     own, further = room._claims(read_certificate(file))
-    assert own.ordinary.at == " at rows = 64 on ordinary data"
-    assert further.ordinary.at == " at rows = 8 on ordinary data"
-    for claim in (own.ordinary, further.ordinary):
+    assert [claim.at for claim in (*own.others, *further.others)] == [
+        " at rows = 64 on ordinary data",
+        " at rows = 64 on the tensors of mine.pt",
+        " at rows = 8 on ordinary data",
+        " at rows = 8 on the tensors of mine.pt",
+    ]
+    for claim in (*own.others, *further.others):
         assert room._own_samples(claim).holds is True
         forged = replace(claim, interval=replace(found, speedup=50.0))
         assert room._own_samples(forged).holds is False
     whole_path(file).unlink()
     short = read_certificate(file)
-    assert short.ordinary == found and short.ordinary_samples_us == ()
-    assert [claim.ordinary for claim in room._claims(CERTIFICATE)] == [None]
+    assert (
+        short.others
+        == short.at_sizes[0].others
+        == tuple(replace(other, samples_us=()) for other in others)
+    )
+    assert [claim.others for claim in room._claims(CERTIFICATE)] == [()]
+
+
+def test_a_certificate_of_ordinary_data_alone_is_read(file):
+    """As they were written before data had names: a field for them, and one for samples."""
+    pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
+    others = (OnDataClaim("ordinary", "ordinary data", ratio_interval(pairs), SAMPLES_US),)
+    few = AtSize({"rows": 8}, others[0].interval, samples_us=SAMPLES_US, others=others)
+    named = ("given", "ordinary")
+    today = replace(CERTIFICATE, at_sizes=(few,), others=others, workloads=named)
+    written = certify(file, today)
+    beside = json.loads(whole_path(file).read_text())
+    for claim in (beside, *beside["at_sizes"]):
+        (data,) = claim.pop("others")
+        claim |= {"ordinary": data["interval"], "ordinary_samples_us": data["samples_us"]}
+    whole_path(file).write_text(json.dumps(beside))
+    assert read_certificate(file) == written
+
+
+@pytest.mark.parametrize("name", ["sparser", "file:", "file:a/b.pt", "file:..\\x"])
+def test_a_certificate_of_data_that_nobody_knows_is_damaged(file, name):
+    certify(file, replace(CERTIFICATE, workloads=("given", "sparse")))
+    beside = whole_path(file).read_text()
+    whole_path(file).write_text(beside.replace('"sparse"', json.dumps(name)))
+    with pytest.raises(InputError, match="the certificate is damaged"):
+        read_certificate(file)
+
+
+def test_which_data_are_raced_again(tmp_path):
+    interval = Interval(2.0, 1.9, 2.1, 0.95, 3)
+    stored = tmp_path / "mine.pt"
+    stored.write_bytes(b"numbers")
+    sha256 = sha256_of(stored)
+    claims = [
+        room._Claim("", {}, interval, (), (
+            room._Claim("", {}, interval, (), name="sparse"),
+            room._Claim("", {}, interval, (), name="file:mine.pt", tensors_sha256=sha256),
+        ))
+    ]  # fmt: skip
+    both = {"sparse": "", "file:mine.pt": str(stored)}
+    assert room._raced_again(claims, tmp_path, None) == (both, [])
+    where = {"given": "", "file:mine.pt": str(stored)}
+    found, (point,) = room._raced_again(claims, tmp_path / "else", where)
+    assert found == {"file:mine.pt": str(stored)}
+    assert (point.what, point.is_claim) == ("the speed-up on sparse data", False)
+    found, (point,) = room._raced_again(claims, tmp_path / "else", None)
+    assert found == {"sparse": ""} and point.holds is None and point.is_claim
+    assert "next: put it there, or --workloads given,file:PATH" in point.detail
+    stored.write_bytes(b"others")
+    found, (point,) = room._raced_again(claims, tmp_path, None)
+    assert found == {"sparse": ""} and point.holds is False
+    assert point.what == "the tensors of mine.pt" and point.detail.startswith("changed: ")
+    with pytest.raises(
+        InputError, match="offset is not in the certificate\n  known: given, sparse"
+    ):
+        room._raced_again(claims, tmp_path, {"given": "", "offset": ""})
 
 
 def test_a_certificate_of_an_earlier_release_claims_the_largest_size_alone(file):
@@ -409,7 +477,8 @@ def test_each_tuned_size_is_raced_and_one_that_no_longer_holds_is_named(tmp_path
     file.write_text(TEXT)
     reference.write_text(REFERENCE)
     absurd = Interval(1e6, 0.9e6, 1.1e6, 0.95, 3)
-    usual = AtSize({"rows": 32}, Interval(1.5, 1.0, 3.0, 0.95, 3), ordinary=absurd)
+    on_ordinary = OnDataClaim("ordinary", "normal inputs", absurd)
+    usual = AtSize({"rows": 32}, Interval(1.5, 1.0, 3.0, 0.95, 3), others=(on_ordinary,))
     forged = AtSize({"rows": 16}, absurd, samples_us=SAMPLES_US)
     by_batch = ByBatch(64, tuned=(8, 16, 32, 64))
     certify(file, replace(CERTIFICATE, at_sizes=(forged, usual), by_batch=by_batch))

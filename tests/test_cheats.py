@@ -167,7 +167,7 @@ def test_a_clock_that_stops_on_ordinary_data_alone_is_found_out(tmp_path, monkey
     how = {"num_processes": 1, "seconds": 0.01}
     assert Racer(task).race([contender], **how).num_processes == 1
     with pytest.raises(WorkerError, match=rf"^stops_late\.py: {CLOCKS}"):
-        Racer(task).race([contender], has_ordinary=True, **how)
+        Racer(task).race([contender], others={"ordinary": ""}, **how)
 
 
 def test_a_cheat_that_rewrites_its_file_is_rejected(verifier, tmp_path):

@@ -13,6 +13,7 @@ from tuner.config import document
 from tuner.config.document import keys_of
 from tuner.config.names import DEVICE_FACTS, check_names
 from tuner.config.quantities import (
+    absolute_workloads,
     parse_accuracy,
     parse_device,
     parse_duration,
@@ -31,6 +32,10 @@ from tuner.machine.device import Device
 from tuner.problem.accuracy import Accuracy
 from tuner.space.expression import Expression
 
+LISTED = (
+    "expected a list of given, ordinary, offset, heavy_tailed, sparse and {file: PATH}, such as "
+    "[given]"
+)
 WHOLE = """\
 problem:
   op: gemm_scale_batchnorm
@@ -228,17 +233,25 @@ search: {trails: 3}
         (
             "problem: {op: x}\nworkloads: [given, ordinry]",
             "x.yaml:2: workloads: unknown workload 'ordinry'\n"
-            "  known: given, ordinary\n"
+            "  known: given, ordinary, offset, heavy_tailed, sparse, file:PATH\n"
             "  hint: did you mean 'ordinary'?",
         ),
         (
             "problem: {op: x}\nworkloads: []",
-            "x.yaml:2: workloads: expected a list of given and ordinary, such as [given], got "
-            "none\n  hint: leave the key out",
+            f"x.yaml:2: workloads: {LISTED}, got none\n"
+            "  hint: leave the key out for given, ordinary",
         ),
         (
             "problem: {op: x}\nworkloads: 3",
-            "x.yaml:2: workloads: expected a list of given and ordinary, such as [given], got 3",
+            f"x.yaml:2: workloads: {LISTED}, got 3",
+        ),
+        (
+            "problem: {op: x}\nworkloads: [given, {path: a.pt}]",
+            f"x.yaml:2: workloads: {LISTED}, got a list",
+        ),
+        (
+            "problem: {op: x}\nworkloads: [given, {file: none.pt}]",
+            f"x.yaml:2: workloads: no such file of tensors: '{Path('none.pt').absolute()}'",
         ),
         (
             "problem: {op: x}\nworkloads: [given, given]",
@@ -247,7 +260,7 @@ search: {trails: 3}
         (
             "problem: {op: x}\nworkloads: [ordinary]",
             "x.yaml:2: workloads: given is missing, got ordinary\n"
-            "  hint: write [given, ordinary]; the least of both counts",
+            "  hint: write [given, ordinary]; the least of them counts",
         ),
         ("problem:", "x.yaml:1: problem: expected a mapping, got nothing"),
         ("problem: {sizes: {}}", "x.yaml:1: problem.op: missing"),
@@ -618,15 +631,50 @@ def test_a_search_may_start_from_earlier_runs_and_stop_when_it_is_sure(tmp_path)
     assert "unknown key 'sure'\n  known: within, confidence" in str(error.value)
 
 
-def test_workloads_are_both_unless_a_config_or_the_command_line_says_less():
+def test_workloads_are_given_and_ordinary_unless_a_config_or_the_command_line_says_else():
     text = "problem: {op: x}\n"
-    assert read(text).workloads == ("given", "ordinary") and read(text).has_ordinary
+    assert read(text).workloads == ("given", "ordinary") and read(text).others == {"ordinary": ""}
     assert read(f"{text}workloads: [ordinary, given]").workloads == ("given", "ordinary")
     assert read(f"{text}workloads: [given]").workloads == ("given",)
-    assert not read(text, workloads="given").has_ordinary
-    assert read(f"{text}workloads: [given]", workloads="given,ordinary").has_ordinary
+    assert read(text, workloads="given").others == {}
+    all_of_them = ("given", "ordinary", "offset", "heavy_tailed", "sparse")
+    found = read(
+        f"{text}workloads: [given]", workloads="sparse,offset,ordinary,heavy_tailed,given"
+    )
+    assert found.workloads == all_of_them
     said = problems(text, workloads="given,mine")
-    assert said == "--workloads: unknown workload 'mine'\n  known: given, ordinary"
+    known = "given, ordinary, offset, heavy_tailed, sparse, file:PATH"
+    assert said == f"--workloads: unknown workload 'mine'\n  known: {known}"
+
+
+def test_a_file_of_tensors_is_a_workload_by_its_name(tmp_path):
+    text = "problem: {op: x}\n"
+    for folder in ("", "more"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "mine.pt").write_bytes(b"")
+    at = tmp_path / "c.yaml"
+    mine = str(tmp_path / "mine.pt")
+    named = parse_config(f"{text}workloads: [{{file: mine.pt}}, sparse, given]", at)
+    assert named.workloads == ("given", "sparse", "file:mine.pt")
+    assert named.others == {"sparse": "", "file:mine.pt": mine}
+    on_line = parse_config(text, at, {"workloads": f"given, file:{mine}"})
+    assert on_line.others == {"file:mine.pt": mine}
+    both = f"{text}workloads: [given, {{file: mine.pt}}, {{file: more/mine.pt}}]"
+    with pytest.raises(ConfigError, match=r":2: workloads: two files are called mine\.pt"):
+        parse_config(both, at)
+    several = "problem: {op: x, sizes: {batch: [4, 8]}}\nworkloads: [given, {file: mine.pt}]"
+    with pytest.raises(ConfigError, match=r"one number of rows, got batch = 4, 8\n  hint"):
+        parse_config(several, at)
+
+
+def test_workloads_of_a_command_line_are_recorded_with_whole_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = f"given,file:{tmp_path / 'a.pt'},sparse"
+    assert absolute_workloads("given, file:a.pt,sparse") == whole
+    assert absolute_workloads(["given", {"file": "a.pt"}, "sparse"]) == whole
+    assert (
+        absolute_workloads(whole) == whole and absolute_workloads("given,file:") == "given,file:"
+    )
 
 
 def test_the_documented_example_is_a_config_and_every_key_is_documented():

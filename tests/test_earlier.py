@@ -274,7 +274,7 @@ def test_the_index_follows_the_run_directories(runs):
     run = only(runs)
     best = run.best()
     measurement = replace(
-        best.outcome.measurement, latency_us=1.0, samples_us=(1.0,) * 5, ordinary_us=None
+        best.outcome.measurement, latency_us=1.0, samples_us=(1.0,) * 5, others_us={}
     )
     faster = replace(best, number=9, params={**best.params, "unroll": 4},
                      outcome=replace(best.outcome, measurement=measurement))  # fmt: skip

@@ -7,14 +7,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
@@ -33,11 +34,14 @@ from tuner.evaluate.screening import Screening
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import JobFailed
+from tuner.fleet.fleet import OPEN
+from tuner.fleet.screener import Screener
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import load_family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.turns import Turns
+from tuner.problem.reference import load_problem
 from tuner.ranking import ranked_trials, remarks_on
 from tuner.records import recomputed
 from tuner.referee import refereed
@@ -49,6 +53,7 @@ from tuner.trial import (
     Finalist,
     Interval,
     Measurement,
+    OnData,
     Outcome,
     Params,
     Status,
@@ -85,13 +90,13 @@ class Bench:
     kept: list[tuple[Candidate, Build]] = field(default_factory=list)
     number: int = 0
     reference: str = ""  # in place of the problem's own
-    has_ordinary: bool = False
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         task = self.planned.spec
         self.runner = Runner(
             replace(task, reference=self.reference or task.reference),
-            Terms(0.02, max_noise=0.05, stop_slow=True, seed=SEED, has_ordinary=self.has_ordinary),
+            Terms(0.02, max_noise=0.05, stop_slow=True, seed=SEED, others=self.others),
             env=self.builder.environment,
             paused=self.builder.paused,
         )
@@ -123,27 +128,46 @@ def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
         room.SCREEN_TIMEOUT_S = before
 
 
-def test_what_is_near_the_best_is_timed_on_ordinary_data_as_well(planned, builder):
-    bench = Bench(planned, builder, has_ordinary=True)
+def test_what_is_near_the_best_is_timed_on_other_data_as_well(planned, builder):
+    bench = Bench(planned, builder, others={"ordinary": "", "sparse": ""})
     try:
-        assert bench.runner.start().ordinary_us > 0
+        started = bench.runner.start()
+        assert list(started.others_us) == ["ordinary", "sparse"] and min(
+            started.others_us.values()
+        )
         near = bench.outcome(None, mode="leaks").measurement
-        assert near.ordinary_us > 0
-        assert near.ordinary_anchor_us == bench.runner.baseline.ordinary_us
+        assert list(near.others_us) == ["ordinary", "sparse"] and min(near.others_us.values()) > 0
+        assert near.others_anchor_us == bench.runner.baseline.others_us
         far = bench.outcome(1e-3, mode="slow").measurement
-        assert (far.ordinary_us, far.ordinary_anchor_us, far.slowdown) == (None, None, 1.0)
+        assert (far.others_us, far.others_anchor_us, far.slowdown) == ({}, {}, 1.0)
     finally:
         bench.runner.close()
 
 
-def test_without_room_for_ordinary_data_the_given_ones_are_timed_alone(planned, monkeypatch):
+def test_an_agent_times_the_tensors_that_were_sent_with_the_task(planned, tmp_path):
+    """The path in the terms is one of the host that asks."""
+    reference = Path(planned.spec.reference)
+    given = load_problem(reference, planned.spec.sizes).make_inputs(SEED)
+    torch.save([torch.ones_like(x) for x in given], tmp_path / "sent.pt")
+    terms = Terms(0.02, 0.05, True, SEED, {"file:mine.pt": "/not/here/mine.pt", "sparse": ""})
+    payload = {"task": planned.spec.payload(), "terms": asdict(terms), "env": {}}
+    files = {reference.name: reference, "mine.pt": tmp_path / "sent.pt"}
+    agent = Screener("cpu")
+    try:
+        times_us = agent.run(OPEN, payload, files)["baseline"]["others_us"]
+    finally:
+        agent.close()
+    assert list(times_us) == ["file:mine.pt", "sparse"] and min(times_us.values()) > 0
+
+
+def test_without_room_for_other_data_the_given_ones_are_timed_alone(planned, monkeypatch):
     spec = planned.spec
     oracle = Oracle(spec.reference, spec.sizes, spec.device, spec.accuracy, spec.mode)
     screening = Screening(oracle, SEED, spec.model_new)
     monkeypatch.setattr(screening_room, "free_bytes", lambda device: 0)
-    answer, _ = screening.time_baseline(0.01, 0.05, has_ordinary=True)
+    answer, _ = screening.time_baseline(0.01, 0.05, others={"ordinary": "", "sparse": ""})
     assert answer["measurement"]["latency_us"] > 0
-    assert answer["measurement"]["ordinary_us"] is None
+    assert answer["measurement"]["others_us"] == {}
 
 
 class Telling:
@@ -655,6 +679,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+ORDINARY = {"ordinary": ""}  # other data to race on: there is no file of tensors
 SLOW_ELSEWHERE = {
     "weights": "time.sleep(0 if bool((self.bn.weight == 1).all()) else 0.02)",
     "inputs": "time.sleep(0.02 if bool((x < 0).any()) else 0)",
@@ -667,15 +692,38 @@ def test_a_time_that_depends_on_the_values_is_reported(tmp_path, what):
     reference.write_text(NORMALISED.format(name="Model", first=""))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE[what]))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, others=ORDINARY)
     slept_us = 20_000.0
-    assert race.elsewhere is not None
-    assert min(race[1][0]) < slept_us <= min(race.elsewhere[1][0])
+    assert min(race[1][0]) < slept_us <= min(race.others["ordinary"][1][0])
     check = Check(True, "float32", "", (), is_thorough=True)
     entry = finalist(3, check, race, 1)
-    assert entry.elsewhere is not None and entry.elsewhere.num_processes == 1
-    assert entry.elsewhere_on == "weights as after training and normal inputs"
-    assert finalist(3, check, Race(race.bursts), 1).elsewhere is None
+    (data,) = entry.others
+    assert (data.name, data.interval.num_processes) == ("ordinary", 1)
+    assert data.words == "weights as after training and normal inputs"
+    assert finalist(3, check, Race(race.bursts), 1).others == ()
+
+
+def test_each_of_several_data_has_its_own_weights_and_inputs(tmp_path):
+    """The baseline, in one process, is given weights as after training before the next data."""
+    reference = tmp_path / "reference.py"
+    reference.write_text(NORMALISED.format(name="Model", first=""))
+    slow = "time.sleep(0.02 * (not bool((self.bn.weight == 1).all())) + 0.04 * bool(x.max() > 50))"
+    subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=slow))
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    torch.save([torch.full((64, 32), 70.0).normal_(70.0)], tmp_path / "mine.pt")
+    names = ("ordinary", "sparse", "offset", "file:mine.pt")
+    others = {name: "" for name in names} | {"file:mine.pt": str(tmp_path / "mine.pt")}
+    race = Racer(task).race(
+        [subject], num_processes=1, seconds=0.02, others=others, has_steps=True
+    )
+    assert tuple(race.others) == names
+    least_ms = {name: min(other[1][0]) / 1000 for name, other in race.others.items()}
+    assert min(race[1][0]) / 1000 < 20 <= least_ms["ordinary"]
+    assert least_ms["sparse"] < 20 and min(least_ms["offset"], least_ms["file:mine.pt"]) >= 40
+    assert race.others["file:mine.pt"].on == "the tensors of mine.pt"
+    assert race.steps is not None and min(race.steps[1][0]) >= 20_000  # on ordinary data
+    entry = finalist(3, Check(True, "float32", "", (), is_thorough=True), race, 1)
+    assert [data.name for data in entry.others] == list(names)
 
 
 def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
@@ -684,9 +732,9 @@ def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
     reference.write_text(NORMALISED.format(name="Model", first=refuses))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=refuses))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
-    assert race.elsewhere is not None and min(race.elsewhere[1][0]) > 0
-    assert race.elsewhere_on == "weights as after training"
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, others=ORDINARY)
+    assert min(race.others["ordinary"][1][0]) > 0
+    assert race.others["ordinary"].on == "weights as after training"
 
 
 def test_a_reference_that_has_no_numbers_for_other_inputs_is_raced_on_its_own(tmp_path):
@@ -694,12 +742,17 @@ def test_a_reference_that_has_no_numbers_for_other_inputs_is_raced_on_its_own(tm
     reference.write_text(NORMALISED.format(name="Model", first="x = x.sqrt()"))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first="x = x.sqrt()"))
     task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_ordinary=True)
-    assert race.elsewhere_on == "weights as after training"
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, others=ORDINARY)
+    assert race.others["ordinary"].on == "weights as after training"
 
 
 def interval(low, high):
     return Interval((low * high) ** 0.5, low, high, 0.95, 5)
+
+
+def on_ordinary(found):
+    words = "weights as after training and normal inputs"
+    return () if found is None else (OnData("ordinary", words, found),)
 
 
 @pytest.mark.parametrize(
@@ -715,8 +768,8 @@ def interval(low, high):
 )
 def test_speed_ups_that_differ_beyond_chance_and_by_5_percent_depend(here, elsewhere, depends):
     check = Check(True, "float32", "", (), is_thorough=True)
-    entry = Finalist(3, check, here, elsewhere=elsewhere)
-    assert entry.depends_on_values is depends
+    entry = Finalist(3, check, here, others=on_ordinary(elsewhere))
+    assert (entry.depends_on is not None) is depends
 
 
 def test_a_candidate_like_a_later_one_that_was_never_reported_can_be_verified():
@@ -733,12 +786,12 @@ def test_a_candidate_like_a_later_one_that_was_never_reported_can_be_verified():
 def test_a_file_whose_time_depends_on_the_values_is_noted():
     check = Check(True, "float32", "", (), is_thorough=True)
     raced = Finalist(3, check, interval(4.9, 5.1))
-    same = replace(raced, elsewhere=interval(4.9, 5.1))
-    other = replace(raced, elsewhere=interval(2.4, 2.6))
+    same = replace(raced, others=on_ordinary(interval(4.9, 5.1)))
+    other = replace(raced, others=on_ordinary(interval(2.4, 2.6)))
     assert remarks_on(same) == []
     assert remarks_on(other) == [
-        "with random weights and normal inputs in place of the reference's own it runs at 2.50x, "
-        "not 5.00x: its time depends on them"
+        "with weights as after training and normal inputs in place of the reference's own it runs "
+        "at 2.50x, not 5.00x: its time depends on them"
     ]
 
 

@@ -327,7 +327,7 @@ def test_torch_compile_takes_part_in_the_race_of_files_where_it_can(verification
     entries = {0: Finalist(0, Check(True, "float32"))}
     verification._raced([0], entries)
     entry = entries[0]
-    assert entry.interval is not None and entry.step is not None and entry.elsewhere is not None
+    assert entry.interval is not None and entry.step is not None and entry.others
     # It is not raced again, and the file is not even looked at.
     found = verification.rival.result(entry, file.path, verification.schedule)
     if mode == "default":

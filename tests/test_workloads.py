@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import accepted, made_run, raced_result, result, trials
 
+from tuner.problem.draws import ORDINARY, SPARSE
 from tuner.review.listing import Shown
 from tuner.review.report import parts_of
 from tuner.review.run_data import RunData
@@ -15,7 +17,7 @@ from tuner.review.run_index import RunIndex
 from tuner.review.summary import Summary, format_summary, summary_of
 from tuner.review.workloads import caveat_of, least_of, tone_of, tone_words, workloads_of
 from tuner.run import Run
-from tuner.trial import Check, Compiled, Finalist, Interval, ProbeResult, Result
+from tuner.trial import Check, Compiled, Finalist, Interval, OnData, ProbeResult, Result
 
 MADE = trials(20)
 
@@ -24,8 +26,12 @@ def around(speedup: float, half: float = 0.02) -> Interval:
     return Interval(speedup, speedup * (1 - half), speedup * (1 + half), 0.95, 5)
 
 
-def ended(headline: float, **others: Interval | None) -> Result:
-    """A result whose file is that fast as given, and so fast `elsewhere` and in a `step`."""
+def on_ordinary(speedup: float) -> tuple[OnData, ...]:
+    return (OnData("ordinary", ORDINARY, around(speedup)),)
+
+
+def ended(headline: float, **others: Any) -> Result:
+    """A result whose file is that fast as given, and so fast on `others` and in a `step`."""
     verified = replace(result(MADE, around(headline)).exported, **others)
     return replace(result(MADE, around(headline)), exported=verified, finalists=(verified,))
 
@@ -41,12 +47,12 @@ ROUNDED = ProbeResult("after timing", 1e-4, 1e-3, 2e-7, 1e-6, False, "as in TF32
     ("found", "tone", "caveat"),
     [
         (ended(4.67), "good", ""),
-        (ended(4.67, elsewhere=around(4.6)), "good", ""),
-        (ended(4.67, elsewhere=around(2.4)), "good", ""),
-        (ended(4.67, elsewhere=around(1.0)), "even", ""),
-        (ended(4.67, elsewhere=around(2.4), step=around(2.6)), "good", ""),
+        (ended(4.67, others=on_ordinary(4.6)), "good", ""),
+        (ended(4.67, others=on_ordinary(2.4)), "good", ""),
+        (ended(4.67, others=on_ordinary(1.0)), "even", ""),
+        (ended(4.67, others=on_ordinary(2.4), step=around(2.6)), "good", ""),
         (
-            ended(4.67, elsewhere=around(2.4), step=around(1.31)),
+            ended(4.67, others=on_ordinary(2.4), step=around(1.31)),
             "caution",
             "1.310x in a step of training",
         ),
@@ -71,7 +77,7 @@ ROUNDED = ProbeResult("after timing", 1e-4, 1e-3, 2e-7, 1e-6, False, "as in TF32
         ),
         (replace(ended(1.9), compiled=compiled(1.5)), "good", ""),
         # On the same data, as given, it is not.
-        (replace(ended(4.67, elsewhere=around(2.4)), compiled=compiled(3.0)), "good", ""),
+        (replace(ended(4.67, others=on_ordinary(2.4)), compiled=compiled(3.0)), "good", ""),
     ],
 )
 def test_the_colour_is_that_of_the_least_workload(found, tone, caveat):
@@ -106,7 +112,9 @@ def reported(folder: Path, found: Result) -> tuple[Run, Summary, Shown]:
 
 
 def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
-    verified = replace(raced_result(MADE, 4.67).exported, elsewhere=around(2.4), step=around(1.3))
+    verified = replace(
+        raced_result(MADE, 4.67).exported, others=on_ordinary(2.4), step=around(1.3)
+    )
     found = replace(raced_result(MADE, 4.67), exported=verified, finalists=(verified,))
     run, summary, shown = reported(tmp_path, found)
     caveat, on = "1.300x in a step of training", "weights as after training and normal inputs"
@@ -126,12 +134,38 @@ def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
     assert page.count('class="track"') == 3  # each workload's interval
 
 
+def test_each_workload_has_a_row_and_the_headline_is_the_least_of_all(tmp_path):
+    others = (*on_ordinary(2.4), OnData("sparse", SPARSE, around(1.75)))
+    verified = replace(raced_result(MADE, 4.67).exported, others=others)
+    found = replace(raced_result(MADE, 4.67), exported=verified, finalists=(verified,))
+    run, summary, shown = reported(tmp_path, found)
+    assert summary.verdict == f"1.750x faster than PyTorch on {SPARSE}, the least of its workloads"
+    assert summary.interval == around(1.75) and shown.speedup == 1.75
+    terminal = " ".join(format_summary(summary).split())
+    rows = f"workloads 4.67x as given 2.40x on {ORDINARY} 1.750x on {SPARSE}"
+    assert rows in terminal
+    page = parts_of(RunData.of(run), ["verdict"])["verdict"]
+    assert page.count('class="track"') == 3 and f"on {SPARSE}" in page
+
+
+def test_many_workloads_have_a_row_each_in_the_terminal_and_the_rest_are_counted(tmp_path):
+    found = ended(4.67, others=tuple(
+        OnData(f"file:{n}.pt", f"the tensors of {n}.pt", around(2.0 + n)) for n in range(9)
+    ))  # fmt: skip
+    _, summary, _ = reported(tmp_path, found)
+    lines = format_summary(summary).splitlines()
+    first = lines.index("workloads 4.67x as given")
+    rows = [f"          {2 + n}.00x on the tensors of {n}.pt" for n in range(7)]
+    assert lines[first + 1 : first + 9] == [*rows, "          2 more in the report"]
+    assert any(line.startswith("again") for line in lines)
+
+
 def test_a_speed_up_without_samples_has_no_colour_in_the_list(tmp_path):
     _, summary, shown = reported(tmp_path, ended(4.67))
     assert (shown.tone, shown.is_verified) == ("even", False)
     assert summary.trust.endswith("no samples kept")
     assert summary.untimed == (
-        "the speed on ordinary weights and inputs, in a step of training, beside torch.compile"
+        "the speed on other weights and inputs, in a step of training, beside torch.compile"
     )
     alone = "workloads timed on the reference's own weights and inputs alone"
     assert alone in " ".join(format_summary(summary).split())
@@ -179,6 +213,7 @@ def interval(low: float, ratio: float, high: float, num_processes: int = 3) -> I
     ],
 )
 def test_what_counts_is_the_worst_over_the_data(given, ordinary, verdict, least):
-    entry = Finalist(0, Check(True, "float32"), interval=given, elsewhere=ordinary)
+    others = () if ordinary is None else (OnData("ordinary", ORDINARY, ordinary),)
+    entry = Finalist(0, Check(True, "float32"), interval=given, others=others)
     assert entry.verdict == verdict and entry.least is not None
     assert entry.least.speedup == least

@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.by_batch import ByBatch
-from tuner.export.certificate import AtSize, Certificate, Samples
+from tuner.export.certificate import AtSize, Certificate, OnDataClaim, Samples
 from tuner.intervals import rounds_of
 from tuner.kernel.family import known_reference
 from tuner.machine.doctor import tuner_version
 from tuner.machine.limits import clocks_of
 from tuner.planning import Planned
-from tuner.problem.ordinary import WORKLOADS
+from tuner.problem.timed_data import GIVEN
 from tuner.storage import sha256_of
-from tuner.trial import Finalist
+from tuner.trial import Finalist, OnData
 
 __all__ = ["certificate_of"]
 
@@ -56,9 +56,9 @@ def certificate_of(
         is_deterministic=is_deterministic,
         sizes=dict(planned.config.problem.sizes),
         mode=planned.config.problem.mode,
-        workloads=WORKLOADS if entry.elsewhere is not None else ("given",),
+        workloads=(GIVEN, *(data.name for data in entry.others)),
         interval=entry.interval,
-        ordinary=entry.elsewhere,
+        others=_on_others(planned, entry),
         latency_us=entry.latency_us,
         baseline_us=entry.baseline_us,
         num_throttled=entry.num_throttled,
@@ -74,7 +74,6 @@ def certificate_of(
         probes=check.probes,
         reference=planned.reference.read_bytes().decode(),
         samples_us=_samples(entry.baseline_samples_us, entry.samples_us),
-        ordinary_samples_us=_ordinary_samples(entry),
         at_sizes=_at_further_sizes(planned, entry),
     )
 
@@ -92,16 +91,24 @@ def _at_further_sizes(planned: Planned, entry: Finalist) -> tuple[AtSize, ...]:
             found.append(
                 AtSize(
                     sizes, race.interval, race.latency_us, race.baseline_us, race.num_throttled,
-                    _samples(race.baseline_samples_us, race.samples_us), race.elsewhere,
-                    _ordinary_samples(race),
+                    _samples(race.baseline_samples_us, race.samples_us),
+                    _on_others(planned, race),
                 )
             )  # fmt: skip
     return tuple(found)
 
 
-def _ordinary_samples(entry: Finalist) -> Samples:
-    lanes = (entry.elsewhere_baseline_samples_us, entry.elsewhere_samples_us)
-    return _samples(*lanes) if all(lanes) else ()
+def _on_others(planned: Planned, entry: Finalist) -> tuple[OnDataClaim, ...]:
+    paths = planned.config.others
+
+    def claim(data: OnData) -> OnDataClaim:
+        lanes = (data.baseline_samples_us, data.samples_us)
+        samples_us = _samples(*lanes) if all(lanes) else ()
+        path = paths.get(data.name)
+        sha256 = sha256_of(Path(path)) if path else ""
+        return OnDataClaim(data.name, data.words, data.interval, samples_us, sha256)
+
+    return tuple(map(claim, entry.others))
 
 
 def _samples(*lanes: Samples) -> Samples:

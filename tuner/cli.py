@@ -102,12 +102,13 @@ def tune(
     if resume is not None and option:
         raise InputError(f"--{option} goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
+    from tuner.config.quantities import absolute_workloads
     from tuner.config.run_config import load_config
 
     overrides = {
         "time": time, "effort": effort, "trials": trials, "timeout": timeout, "seed": seed,
         "device": device, "mode": mode, "accuracy": accuracy, "sampler": sampler, "batch": batch,
-        "workloads": workloads,
+        "workloads": workloads and absolute_workloads(workloads),
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     with watching(is_json=json) as view:
@@ -180,6 +181,7 @@ def verify(
         bool, typer.Option("--certificate", help="Repeat what the file's own certificate claims.")
     ] = False,
     accuracy: options.AccuracyOption = None,
+    workloads: options.ClaimedOption = None,
     mode: options.ModeOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     timeout: Annotated[str, typer.Option(help="For one call of the module.")] = "30s",
@@ -198,13 +200,21 @@ def verify(
     cannot be checked here. Without --reference only references installed with the tuner are used.
     """
     from tuner import tuning
-    from tuner.config.quantities import parse_accuracy, parse_device, parse_duration, parse_mode
+    from tuner.config.quantities import (
+        by_name,
+        parse_accuracy,
+        parse_device,
+        parse_duration,
+        parse_mode,
+        parse_workloads,
+    )
 
     with input_errors():
         chosen = parse_accuracy(accuracy) if accuracy else None
         checked_device = parse_device(device)
         timeout_s = parse_duration(timeout)
         chosen_mode = parse_mode(mode or "as_given")
+        named = by_name(parse_workloads(workloads), Path()) if workloads else None
     if certificate:
         if chosen is not None:
             raise InputError("--accuracy: the certificate names its own accuracy class")
@@ -213,10 +223,12 @@ def verify(
         with watching(is_json=json) as view:
             rechecked = tuning.verify_certificate(
                 file, reference=reference, device=checked_device, timeout_s=timeout_s,
-                observer=view,
+                workloads=named, observer=view,
             )  # fmt: skip
         print_either(rechecked, print_points, is_json=json)
         raise typer.Exit(0 if rechecked.holds else 1)
+    if named is not None:
+        raise InputError("--workloads: without --certificate nothing is timed")
     if reference is None:
         raise InputError(
             "Missing option '--reference': a KernelBench-format file\n"

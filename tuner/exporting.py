@@ -32,7 +32,7 @@ from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
 from tuner.problem.modes import MODE_WORDS
-from tuner.problem.ordinary import GIVEN_ALONE
+from tuner.problem.timed_data import GIVEN_ALONE
 from tuner.storage import sha256_of, storage_errors, write_whole
 from tuner.trial import Candidate, Finalist, Trial, content_key
 
@@ -144,7 +144,7 @@ class ExportFile:
             )
         with storage_errors(self.path):
             whole_path(self.path).unlink(missing_ok=True)  # of an earlier file
-        is_alone = entry.interval is not None and entry.elsewhere is None
+        is_alone = entry.interval is not None and not entry.others
         standing = f"{VERIFIED}, timed {GIVEN_ALONE}" if is_alone else VERIFIED
         write_whole(self.path, self.text_of(standing, entry, remarks))
         certificate = certificate_of(
@@ -357,20 +357,21 @@ def _speed_lines(raced: Finalist) -> list[str]:
     """Return lines for a header: the least speed-up, that on each of the data, and a step's."""
     if raced.interval is None or (i := raced.least) is None:
         return []
-    others = raced.elsewhere
-    of = f", {GIVEN_ALONE}" if others is None else ", the least of what follows"
+    of = ", the least of what follows" if raced.others else f", {GIVEN_ALONE}"
     lines = [
         f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {i.confidence:.0%} of processes "
         f"in [{i.low:.3f}, {i.high:.3f}] ({raced.verdict}; {i.num_processes} processes, "
         f"cold caches){of}"
     ]
-    if others is not None:
-        depends = ": its time depends on them" if raced.depends_on_values else ""
-        lines += [
-            f"  speed-up with the reference's own weights and inputs: {raced.interval.words}",
-            f"  speed-up with {raced.elsewhere_on} in place of the reference's own: "
-            f"{others.words}{depends}",
-        ]
+    if raced.others:
+        own = raced.interval.words
+        lines.append(f"  speed-up with the reference's own weights and inputs: {own}")
+    for data in raced.others:
+        depends = ": its time depends on them" if data.depends(raced.interval) else ""
+        lines.append(
+            f"  speed-up with {data.words} in place of the reference's own: "
+            f"{data.interval.words}{depends}"
+        )
     lines.append(
         f"  latency with the reference's own: {raced.latency_us:.1f} us, baseline "
         f"{raced.baseline_us:.1f} us"

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tuner.trial import Finalist, Interval
+from tuner.trial import Finalist, Interval, OnData
 
 __all__ = [
     "Pair", "are_same", "is_same", "median_error", "median_interval", "ratio_interval",
@@ -36,18 +36,21 @@ def with_figures(entry: Finalist, confidence: float = 0.95) -> Finalist:
     """
     own, baseline = rounds_of(entry.samples_us), rounds_of(entry.baseline_samples_us)
     rounds = [value for process in own for value in process]
-    others = entry.elsewhere
-    if entry.elsewhere_samples_us:  # earlier releases kept none of these
-        there = rounds_of(entry.elsewhere_baseline_samples_us)
-        others = speedup_of(there, rounds_of(entry.elsewhere_samples_us), confidence)
     return replace(
         entry,
         interval=speedup_of(baseline, own, confidence),
-        elsewhere=others,
+        others=tuple(_on_data(each, confidence) for each in entry.others),
         latency_us=statistics.median(rounds),
         baseline_us=statistics.median(value for process in baseline for value in process),
         noise=relative_noise(rounds),
     )
+
+
+def _on_data(data: OnData, confidence: float) -> OnData:
+    if not data.samples_us:  # earlier releases kept none of these
+        return data
+    there, own = rounds_of(data.baseline_samples_us), rounds_of(data.samples_us)
+    return replace(data, interval=speedup_of(there, own, confidence))
 
 
 def rounds_of(bursts: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import tuning
+from tuner.config.quantities import absolute_workloads
 from tuner.config.run_config import RunConfig, load_config
 from tuner.deriving import derive_operator
 from tuner.errors import InputError, NothingCorrectError
@@ -112,8 +113,8 @@ def tune_module(
     if batch is not None:
         rows = require_rows(module, inputs, batch, str(given["device"]))
         given["batch"] = ",".join(map(str, rows))
-    if isinstance(named := given.get("workloads"), Sequence) and not isinstance(named, str):
-        given["workloads"] = ",".join(map(str, named))  # as it is recorded, and on a command line
+    if isinstance(named := given.get("workloads"), Sequence):
+        given["workloads"] = absolute_workloads(named)  # as it is recorded, and on a command line
     path = write_live(module, inputs)
     command = " ".join(["tune", str(path), *(f"--{k} {v}" for k, v in given.items())])
     chosen = {k: str(given.pop(k)) for k in ("rewrites", "match") if given.get(k) is not None}

@@ -184,7 +184,7 @@ def campaign(
     of `tune`, for each problem. Exit code 1: some problem ended without a verified file.
     """
     from tuner.campaign import Campaign, format_table
-    from tuner.config.quantities import parse_device, parse_duration
+    from tuner.config.quantities import absolute_workloads, parse_device, parse_duration
     from tuner.fleet.chosen import chosen_devices
     from tuner.problems import problems_of
 
@@ -192,7 +192,8 @@ def campaign(
         raise InputError("expected --devices of this host, or --cluster, not both")
     asked = {
         "--time": time, "--effort": effort, "--trials": trials, "--timeout": timeout,
-        "--device": device, "--accuracy": accuracy, "--workloads": workloads,
+        "--device": device, "--accuracy": accuracy,
+        "--workloads": workloads and absolute_workloads(workloads),
         "--cluster": cluster,
         "--certificate": certificate and str(certificate),
     }  # fmt: skip

@@ -38,7 +38,17 @@ AccuracyOption = Annotated[
 WorkloadsOption = Annotated[
     str | None,
     typer.Option(
-        "--workloads", help="The data that the file is for: given,ordinary (if none given), given."
+        "--workloads",
+        help="The data that the file is for: given, ordinary (both if none given), offset, "
+        "heavy_tailed, sparse, file:PATH of tensors. Its speed-up is the least over them.",
+    ),
+]
+ClaimedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workloads",
+        help="Of the certificate's, those to race again, with file:PATH where tensors are; all if "
+        "none, with files of tensors beside FILE.",
     ),
 ]
 SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]

@@ -30,11 +30,11 @@ Verdict = TypeVar("Verdict")
 def remarks_on(exported: Finalist) -> list[str]:
     """Say how fast a step of training is, where else it is slower, and where kernels run."""
     remarks = []
-    if exported.depends_on_values:
-        assert exported.interval is not None and exported.elsewhere is not None
+    if (data := exported.depends_on) is not None:
+        assert exported.interval is not None
         remarks.append(
-            f"with {exported.elsewhere_on} in place of the reference's own it runs at "
-            f"{exported.elsewhere.speedup:.2f}x, not {exported.interval.speedup:.2f}x: its time "
+            f"with {data.words} in place of the reference's own it runs at "
+            f"{data.interval.speedup:.2f}x, not {exported.interval.speedup:.2f}x: its time "
             "depends on them"
         )
     if exported.step is not None:
@@ -93,10 +93,14 @@ def tied(raced: Sequence[Finalist]) -> list[int]:
     level = {entry.trial: entry for entry in raced if len(entry.samples_us) == most}
     worths = {n: (False, 0.0) if e.least is None else e.least.worth for n, e in level.items()}
     winner, alike = max(worths, key=lambda number: worths[number]), set(level)
-    given = {number: rounds_of(entry.samples_us) for number, entry in level.items()}
-    others = {number: rounds_of(entry.elsewhere_samples_us) for number, entry in level.items()}
-    for lanes in (given, others):
-        if all(lanes.values()):  # earlier releases kept no samples of others
+    lanes_of_data: dict[str, dict[int, list[list[float]]]] = {}  # by the data's name, then trial
+    for number, entry in level.items():
+        lanes_of_data.setdefault("given", {})[number] = rounds_of(entry.samples_us)
+        for each in entry.others:
+            lanes_of_data.setdefault(each.name, {})[number] = rounds_of(each.samples_us)
+    for lanes in lanes_of_data.values():
+        # Earlier releases kept no samples of others.
+        if len(lanes) == len(level) and all(lanes.values()):
             found: list[int] = tie_set(lanes, best=winner)
             alike &= {*found}
     return sorted(alike, key=lambda number: worths[number], reverse=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import MODE_WORDS
+from tuner.problem.timed_data import FILE, GIVEN, file_words
 from tuner.storage import sha256_of, storage_errors
 from tuner.trial import SAME_SPEED, Check, Finalist, Interval
 
@@ -91,6 +92,7 @@ def recheck(
     device: str,
     versions: Mapping[str, str],
     timeout_s: float,
+    workloads: Mapping[str, str] | None = None,
     on_probe: Callable[[Answered], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Rechecked:
@@ -103,6 +105,8 @@ def recheck(
         device: as PyTorch names it.
         versions: of this machine, named as in the certificate.
         timeout_s: for each call of the file.
+        workloads: of the certificate's, those that are raced again, with the paths of files of
+            tensors; all if none, with these files beside the exported one.
         on_probe: every answer is reported to it.
         on_stage: what begins is reported to it.
 
@@ -125,11 +129,13 @@ def recheck(
         points.append(Point("other sizes", None, detail, is_claim=False))
     claims = _claims(certificate)
     for claim in claims:
-        points += [_own_samples(each) for each in (claim, claim.ordinary) if each is not None]
-    is_named = "ordinary" in certificate.workloads
-    if any((claim.ordinary is not None) != is_named for claim in claims):
+        points += [_own_samples(each) for each in (claim, *claim.others)]
+    named = {*certificate.workloads} - {GIVEN}
+    if any({each.name for each in claim.others} != named for claim in claims):
         detail = f"workloads name {', '.join(certificate.workloads)}; the speed-ups are of others"
         points.append(Point("the workloads", False, detail))
+    others, said = _raced_again(claims, file.parent, workloads)
+    points += said
     if rows := _without_claim(certificate):
         points.append(Point("other tuned rows", None, rows, is_claim=False))
     if certificate.mode != "as_given":
@@ -163,7 +169,7 @@ def recheck(
     for claim in claims if check.is_accepted else ():
         on_stage(f"racing the file against the baseline{claim.at}")
         racer = Racer(replace(spec, sizes=claim.sizes))
-        points += _speeds(claim, certificate.seconds, racer, contender, check)
+        points += _speeds(claim, certificate.seconds, racer, contender, check, others)
     for name in sorted({*certificate.versions, *versions}):
         then, now = certificate.versions.get(name, "none"), versions.get(name, "none")
         if then != now:
@@ -176,14 +182,16 @@ def recheck(
 class _Claim:
     """A speed-up that a certificate claims; `at` says at which of several sizes, on which data.
 
-    It is of the given data, and `ordinary` the same of ordinary ones.
+    It is of the given data, and `others` the same of others, by their names.
     """
 
     at: str
     sizes: Mapping[str, int]
     interval: Interval
     samples_us: Samples
-    ordinary: _Claim | None
+    others: tuple[_Claim, ...] = ()
+    name: str = GIVEN
+    tensors_sha256: str = ""  # of the file of tensors, if it is one
 
 
 def _claims(certificate: Certificate) -> list[_Claim]:
@@ -198,11 +206,47 @@ def _claims(certificate: Certificate) -> list[_Claim]:
 
 def _claim(of: Certificate | AtSize, at: str) -> _Claim:
     assert of.interval is not None
-    ordinary = None
-    if of.ordinary is not None:
-        on = f"{at} on ordinary data"
-        ordinary = _Claim(on, of.sizes, of.ordinary, of.ordinary_samples_us, None)
-    return _Claim(at, of.sizes, of.interval, of.samples_us, ordinary)
+    others = tuple(
+        _Claim(
+            f"{at} {_on(each.name)}", of.sizes, each.interval, each.samples_us,
+            name=each.name, tensors_sha256=each.tensors_sha256,
+        )
+        for each in of.others
+    )  # fmt: skip
+    return _Claim(at, of.sizes, of.interval, of.samples_us, others)
+
+
+def _on(name: str) -> str:
+    return f"on {file_words(name) if name.startswith(FILE) else f'{name} data'}"
+
+
+def _raced_again(
+    claims: Sequence[_Claim], folder: Path, workloads: Mapping[str, str] | None
+) -> tuple[dict[str, str], list[Point]]:
+    """Return the data beside the given ones that are raced again, and what is said of the others.
+
+    They are by name, with the path of a file of tensors, which `workloads` or the folder has.
+    """
+    named = {each.name: each for claim in claims for each in claim.others}
+    for name in workloads or ():
+        if name not in (GIVEN, *named):
+            known = ", ".join((GIVEN, *named))
+            raise InputError(f"--workloads: {name} is not in the certificate\n  known: {known}")
+    found, points = {}, []
+    for name, claim in named.items():
+        what, path = f"the speed-up {_on(name)}", folder / name.removeprefix(FILE)
+        if workloads is not None and name not in workloads:
+            points.append(Point(what, None, "not asked for", is_claim=False))
+        elif not name.startswith(FILE):
+            found[name] = ""
+        elif not (path := Path((workloads or {}).get(name, path))).is_file():
+            detail = f"there is no {path}; next: put it there, or --workloads given,file:PATH"
+            points.append(Point(what, None, detail))
+        elif (now := sha256_of(path)) != claim.tensors_sha256:
+            points.append(_same(file_words(name), claim.tensors_sha256, now))
+        else:
+            found[name] = str(path.absolute())
+    return found, points
 
 
 def _told(sizes: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
@@ -277,16 +321,22 @@ def _own_samples(claim: _Claim) -> Point:
 
 
 def _speeds(
-    claim: _Claim, seconds: float, racer: Racer, contender: Contender, check: Check
+    claim: _Claim,
+    seconds: float,
+    racer: Racer,
+    contender: Contender,
+    check: Check,
+    others: Mapping[str, str],
 ) -> list[Point]:
-    """Race once more; return what became of the claims of the given and of ordinary data."""
+    """Race once more; return what became of the claims of the given data and of these others."""
+    claimed = [each for each in claim.others if each.name in others]
     then, what = claim.interval, f"the speed-up{claim.at}"
     try:
         race = racer.race(
             [contender],
             num_processes=max(MIN_PROCESSES, min(then.num_processes, 20)),
             seconds=min(seconds, 60.0),
-            has_ordinary=claim.ordinary is not None,
+            others={each.name: others[each.name] for each in claimed},
         )
     except WorkerError as error:
         return [Point(what, False, f"{then.words} then; in the race now: {error}")]
@@ -296,11 +346,12 @@ def _speeds(
     if entry.falls_back:
         return [replace(of_fallback(then), what=what)]
     points = [replace(compared(then, entry.interval), what=what)]
-    if claim.ordinary is not None:
-        then, what = claim.ordinary.interval, f"the speed-up{claim.ordinary.at}"
+    now = {data.name: data.interval for data in entry.others}
+    for each in claimed:
+        then, what = each.interval, f"the speed-up{each.at}"
         found = Point(what, None, f"{then.words} then; now not timed: no room on this device")
-        if entry.elsewhere is not None:
-            found = replace(compared(then, entry.elsewhere), what=what)
+        if each.name in now:
+            found = replace(compared(then, now[each.name]), what=what)
         points.append(found)
     return points
 

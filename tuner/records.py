@@ -40,10 +40,13 @@ def recomputed(entry: Finalist) -> tuple[Finalist, str]:
         found = with_figures(entry, entry.interval.confidence if entry.interval else 0.95)
     except (ValueError, OverflowError) as error:
         gone = replace(entry, interval=None, latency_us=None, baseline_us=None, noise=None)
-        gone = replace(gone, elsewhere=None)
+        gone = replace(gone, others=())
         return gone, f"{who}: no figures can be computed from its samples: {error}"
     is_unchanged = all(is_same(getattr(entry, n), getattr(found, n)) for n in _FIGURES)
-    is_unchanged &= are_same(entry.elsewhere, found.elsewhere)
+    is_unchanged &= all(
+        are_same(one.interval, other.interval)
+        for one, other in zip(entry.others, found.others, strict=True)
+    )
     if is_unchanged and are_same(entry.interval, found.interval):
         return found, ""
     return found, f"{who}: recorded {_words(entry)}, its samples give {_words(found)}"
@@ -86,6 +89,5 @@ def set_aside(trial: Trial) -> Trial:
 def _words(entry: Finalist) -> str:
     i = entry.interval
     speed = i.words if i else "no interval"
-    if entry.elsewhere is not None:
-        speed += f", {entry.elsewhere.words} on {entry.elsewhere_on}"
+    speed += "".join(f", {data.interval.words} on {data.words}" for data in entry.others)
     return f"{speed}, {entry.latency_us or math.nan:.1f} us of {entry.baseline_us or math.nan:.1f}"

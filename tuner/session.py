@@ -32,7 +32,6 @@ from tuner.machine.host import busy_words, has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned
-from tuner.problem.ordinary import GIVEN_ALONE
 from tuner.ranking import ranked_trials, why_nothing_correct
 from tuner.records import SET_ASIDE
 from tuner.referee import refereed
@@ -52,9 +51,9 @@ __all__ = ["Session"]
 
 WORTH_SAYING_S = 1.0  # of waiting for a device that other tuners had
 FLUSH_S = 0.02  # of a cold call on a CPU: what clears its caches
-NOT_ORDINARY = (
-    f"the search timed candidates {GIVEN_ALONE}: there is no room for ordinary ones beside them, "
-    "or the reference fails on them"
+NOT_TIMED = (
+    "the search did not time candidates on {}: there is no room for these data beside the given "
+    "ones, or the reference fails on them"
 )
 # From these shares of the search's time on, that many of the best trials' files are compiled
 # ahead. Not on the processor that is being timed.
@@ -212,9 +211,7 @@ class Session:
     def _terms(self) -> Terms:
         config = self.planned.config
         how = config.measure
-        return Terms(
-            how.screen_s, how.max_noise, how.stop_slow, config.search.seed, config.has_ordinary
-        )
+        return Terms(how.screen_s, how.max_noise, how.stop_slow, config.search.seed, config.others)
 
     @property
     def _is_late(self) -> bool:
@@ -285,9 +282,10 @@ class Session:
                 sessions=(*environment.sessions, session),
             ).write(self.run.path)
             self.observer.on_run(self.run, baseline, self.trials)
-            if config.has_ordinary and baseline.ordinary_us is None:
-                self.observer.on_stage(f"warning: {NOT_ORDINARY}")
-                self.notes.append(NOT_ORDINARY)
+            if untimed := [name for name in config.others if name not in baseline.others_us]:
+                words = NOT_TIMED.format(", ".join(untimed))
+                self.observer.on_stage(f"warning: {words}")
+                self.notes.append(words)
             if busy := busy_words(self._load, baseline.noise):
                 self.observer.on_stage(f"warning: {busy}")
                 self.notes.append(busy)

@@ -187,7 +187,7 @@ def raced_at(
             [file.contender],
             num_processes=schedule.num_processes,
             seconds=schedule.samples_s,
-            has_ordinary=file.planned.config.has_ordinary,
+            others=file.planned.config.others,
             has_steps=True,
             until_s=until_s,
         )

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, model_validator
 
 from tuner.by_batch import ByBatch
-from tuner.measured import NUMBERS, SAME_SPEED, Interval, Measurement
+from tuner.measured import NUMBERS, SAME_SPEED, Bursts, Interval, Measurement, OnData, keys_of
 from tuner.plans import Plan
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "KernelResources",
     "Language",
     "Measurement",
+    "OnData",
     "Outcome",
     "Params",
     "ProbeResult",
@@ -194,7 +195,7 @@ class Outcome:
 
     @property
     def ranked_us(self) -> float | None:
-        """The objective: `latency_us`, longer where ordinary data make the speed-up less."""
+        """The objective: `latency_us`, longer where other data make the speed-up less."""
         if self.latency_us is None or self.measurement is None:
             return None
         return self.latency_us * self.measurement.slowdown
@@ -231,10 +232,10 @@ class Finalist:
     `latency_us` and `baseline_us` are medians over all rounds of all processes. Every sample is
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
-    reported of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
-    speed-up on the data that `elsewhere_on` names, with samples of its own, and `step` that of a
-    step of training (forward, and gradients of inputs and weights), where they were asked for, or
-    `step_failure` is why it was not timed. `key` is equal for equal code on equal terms,
+    reported of the reference's weights as it is constructed and of its inputs; `others` are
+    speed-ups on other data, with samples of their own, and `step` that of a step of training
+    (forward, and gradients of inputs and weights), where they were asked for, or `step_failure` is
+    why it was not timed. `key` is equal for equal code on equal terms,
     `race_key` for all that were in one race, and `seed` is that of the probes: no later session
     checks or races again.
     `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
@@ -251,13 +252,10 @@ class Finalist:
     baseline_us: float | None = None
     noise: float | None = None
     error: str = ""
-    samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    samples_us: Bursts = ()
+    baseline_samples_us: Bursts = ()
     num_throttled: int = 0
-    elsewhere: Interval | None = None
-    elsewhere_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    elsewhere_baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    elsewhere_on: str = "random weights and normal inputs"  # those of earlier releases
+    others: tuple[OnData, ...] = ()
     step: Interval | None = None
     step_failure: str = ""
     key: str = ""
@@ -267,23 +265,36 @@ class Finalist:
     by_batch: ByBatch | None = None
     at_sizes: dict[str, Finalist] = field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_releases(cls, values: Any) -> Any:
+        """Read records of when there were ordinary data alone beside the given ones."""
+        keys = keys_of(values)
+        names = ("", "_samples_us", "_baseline_samples_us", "_on")
+        interval, own, baseline, words = (keys.pop(f"elsewhere{name}", None) for name in names)
+        if interval is not None:
+            words = words or "random weights and normal inputs"
+            samples = {"samples_us": own or (), "baseline_samples_us": baseline or ()}
+            data = {"name": "ordinary", "words": words, "interval": interval, **samples}
+            keys["others"] = [data]
+        return values
+
+    @property
+    def counting(self) -> tuple[OnData, ...]:
+        """The other data that count: raced in as many sets of processes as the given ones.
+
+        Earlier releases raced ordinary data in two, whose interval is too wide to judge by.
+        """
+        least = math.inf if self.interval is None else self.interval.num_processes
+        return tuple(each for each in self.others if each.interval.num_processes >= least)
+
     @property
     def least(self) -> Interval | None:
         """The speed-up that counts: that of the least worth over the data that count."""
-        if self.interval is None or self.elsewhere is None or not self.counts_ordinary:
-            return self.interval
-        return min(self.interval, self.elsewhere, key=lambda interval: interval.worth)
-
-    @property
-    def counts_ordinary(self) -> bool:
-        """Whether ordinary data were raced in as many sets of processes as the given ones.
-
-        Earlier releases raced them in two, whose interval is too wide to judge by.
-        """
-        given, ordinary = self.interval, self.elsewhere
-        if given is None or ordinary is None:
-            return False
-        return ordinary.num_processes >= given.num_processes
+        if self.interval is None:
+            return None
+        intervals = [self.interval, *(each.interval for each in self.counting)]
+        return min(intervals, key=lambda interval: interval.worth)
 
     @property
     def least_on(self) -> str:
@@ -291,7 +302,7 @@ class Finalist:
         given, least = self.interval, self.least
         if given is None or least is None or given.speedup <= (1 + SAME_SPEED) * least.speedup:
             return ""
-        return self.elsewhere_on
+        return next(each.words for each in self.counting if each.interval == least)
 
     @property
     def least_words(self) -> str:
@@ -306,12 +317,13 @@ class Finalist:
         return "no difference" if self.falls_back and found == "faster" else found
 
     @property
-    def depends_on_values(self) -> bool:
-        """Whether ordinary data change the speed-up, by more than another process would."""
-        here, there = self.interval, self.elsewhere
-        if here is None or there is None or here.overlaps(there):
-            return False
-        return abs(math.log(here.speedup / there.speedup)) > SAME_SPEED
+    def depends_on(self) -> OnData | None:
+        """The other data that change the speed-up, by more than another process would.
+
+        Of several it is that of the least worth.
+        """
+        found = [each for each in self.others if each.depends(self.interval)]
+        return min(found, key=lambda each: each.interval.worth, default=None)
 
 
 @dataclass(frozen=True, slots=True)

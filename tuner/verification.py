@@ -383,7 +383,7 @@ class Verification:
         def race_of(contenders: list[Contender]) -> Race:
             return Racer(self.planned.spec, self.rival.ready).race(
                 contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
-                has_ordinary=self.planned.config.has_ordinary, has_steps=True, on_round=on_round,
+                others=self.planned.config.others, has_steps=True, on_round=on_round,
                 until_s=self.deadline_s, goes_on=goes_on,
             )  # fmt: skip
 

@@ -6,6 +6,7 @@ A file is imported in processes of its own, never here.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def verify_certificate(
     reference: Path | None = None,
     device: str = "auto",
     timeout_s: float = 30.0,
+    workloads: Mapping[str, str] | None = None,
     observer: Observer | None = None,
 ) -> Rechecked:
     """Repeat what a file's certificate claims, and say point by point what still holds.
@@ -160,6 +162,7 @@ def verify_certificate(
             certificate names, if it was installed with the tuner.
         device: auto (the kind of the certificate's), cpu, cuda or cuda:N.
         timeout_s: seconds for each call of the file.
+        workloads: as for `recheck`.
         observer: each probe and stage is reported to it.
 
     Raises:
@@ -184,6 +187,7 @@ def verify_certificate(
         device=found["torch_name"],
         versions={**found["environment"], "tuner": tuner_version()},
         timeout_s=timeout_s,
+        workloads=workloads,
         on_probe=observer.on_probe,
         on_stage=observer.on_stage,
     )

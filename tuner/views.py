@@ -248,7 +248,7 @@ def _trial_line(trial: Trial) -> str:
         head += f"{mark}{_us(outcome.latency_us):>10} ±{measured.noise:5.1%} {speed} "
         if measured.slowdown > 1.0 and measured.anchor_us:
             least = measured.anchor_us / measured.latency_us / measured.slowdown
-            head += f"({least:.2f}x on ordinary data) "
+            head += f"({least:.2f}x on {measured.slowest_on} data) "
     text = f"{head} {trial.template} {params}"
     if outcome.same_as is not None:
         text += f" (the machine code of #{outcome.same_as})"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tuner.config.document import shown, with_known
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
-from tuner.problem.ordinary import WORKLOADS, WorkloadName
+from tuner.problem.timed_data import FILE, GIVEN, USUAL, WORKLOADS
 
 __all__ = [
-    "parse_accuracy", "parse_choice", "parse_device", "parse_duration", "parse_fraction",
-    "parse_mode", "parse_rows", "parse_workloads", "problem_of_rows",
+    "absolute_workloads", "by_name", "parse_accuracy", "parse_choice", "parse_device",
+    "parse_duration", "parse_fraction", "parse_mode", "parse_rows", "parse_workloads",
+    "problem_of_rows",
 ]  # fmt: skip
 
 MOST_SIZES = 8  # tuned for one file: each has a search of its own
@@ -123,31 +125,81 @@ def problem_of_rows(rows: Sequence[int]) -> str:
     return ""
 
 
-def parse_workloads(value: object) -> tuple[WorkloadName, ...]:
-    """Read a list of names of `WORKLOADS`, or `given,ordinary`; return them in their usual order.
+def parse_workloads(value: object) -> tuple[str, ...]:
+    """Read a list of names of `WORKLOADS` and of `{file: PATH}`, or text: `given,file:PATH`.
+
+    Returns them in their usual order, files of tensors last, as `file:PATH`.
 
     Raises:
         ValueError: it is neither, a name is unknown or there twice, or `given` is not among them:
             all other figures of a file are of that.
     """
-    names = value.split(",") if isinstance(value, str) else value
-    expected = f"expected a list of {' and '.join(WORKLOADS)}, such as [given]"
-    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+    given = value.split(",") if isinstance(value, str) else value
+    expected = f"expected a list of {', '.join(WORKLOADS)} and {{file: PATH}}, such as [given]"
+    if not isinstance(given, list | tuple) or not all(map(_is_workload, given)):
         raise ValueError(f"{expected}, got {shown(value)}")
-    names = [name.strip() for name in names]
+    names = [_worded(name).strip() for name in given]
     if not any(names):
-        raise ValueError(f"{expected}, got none\n  hint: leave the key out for all of them")
+        usual = ", ".join(USUAL)
+        raise ValueError(f"{expected}, got none\n  hint: leave the key out for {usual}")
     for name in names:
-        if name not in WORKLOADS:
-            raise ValueError(with_known(f"unknown workload {name!r}", name, WORKLOADS))
+        if name not in WORKLOADS and (not name.startswith(FILE) or name == FILE):
+            known = (*WORKLOADS, f"{FILE}PATH")
+            raise ValueError(with_known(f"unknown workload {name!r}", name, known))
         if names.count(name) > 1:
             raise ValueError(f"{name} is there twice\n  hint: write it once")
-    if "given" not in names:
+    if GIVEN not in names:
         raise ValueError(
             f"given is missing, got {', '.join(names)}\n"
-            "  hint: write [given, ordinary]; the least of both counts"
+            f"  hint: write [given, {', '.join(names)}]; the least of them counts"
         )
-    return tuple(name for name in WORKLOADS if name in names)
+    files = (name for name in names if name.startswith(FILE))
+    return (*(name for name in WORKLOADS if name in names), *files)
+
+
+def _is_workload(value: object) -> bool:
+    if isinstance(value, dict):
+        return list(value) == ["file"] and isinstance(value["file"], str)
+    return isinstance(value, str)
+
+
+def by_name(workloads: Sequence[str], base: Path) -> dict[str, str]:
+    """Return workloads by name, with the absolute path of a file of tensors or "".
+
+    Args:
+        workloads: as `parse_workloads` gives them.
+        base: the folder that paths are relative to.
+
+    Raises:
+        ValueError: two files have one name.
+    """
+    found: dict[str, str] = {}
+    for name in workloads:
+        path = (base / name.removeprefix(FILE)).absolute() if name.startswith(FILE) else None
+        known = name if path is None else f"{FILE}{path.name}"
+        if known in found:
+            raise ValueError(
+                f"two files are called {known.removeprefix(FILE)}; expected other names"
+            )
+        found[known] = "" if path is None else str(path)
+    return found
+
+
+def absolute_workloads(value: str | Sequence[object]) -> str:
+    """Return workloads as text of a command line, with paths that do not depend on the folder."""
+    words = value.split(",") if isinstance(value, str) else map(_worded, value)
+    return ",".join(map(_absolute, words))
+
+
+def _worded(workload: object) -> str:
+    return f"{FILE}{workload['file']}" if isinstance(workload, dict) else str(workload)
+
+
+def _absolute(word: str) -> str:
+    path = word.strip().removeprefix(FILE)
+    if not path or path == word.strip():
+        return word.strip()
+    return f"{FILE}{Path(path).expanduser().absolute()}"
 
 
 def parse_device(value: object) -> str:

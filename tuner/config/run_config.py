@@ -22,7 +22,7 @@ from tuner.config.document import (
     require_keys,
     validated,
 )
-from tuner.config.quantities import parse_rows, problem_of_rows
+from tuner.config.quantities import by_name, parse_rows, problem_of_rows
 from tuner.config.schema import (
     Effort,
     File,
@@ -34,7 +34,7 @@ from tuner.config.schema import (
 from tuner.config.space_section import read_parameters
 from tuner.errors import ConfigError, did_you_mean
 from tuner.problem.accuracy import Accuracy
-from tuner.problem.ordinary import WorkloadName
+from tuner.problem.timed_data import GIVEN
 from tuner.run import Run
 from tuner.space.constraints import Constraint, Parameter
 from tuner.trial import Value
@@ -77,7 +77,8 @@ class RunConfig(Section):
         path: the file, as the user named it.
         text: the file as read.
         space: the declared parameters; `template` is among them where the file lists it.
-        workloads: the data that the file is for; its speed-up is the least over them.
+        others: the data that the file is for beside the given ones, by name, with the path of a
+            file of tensors or ""; its speed-up is the least over all of them.
         constraints: with `path:line` as their origin.
         listed: the size of which several values are tuned, None where each has one. Of these
             `problem` has the largest, unless another one was named.
@@ -92,7 +93,7 @@ class RunConfig(Section):
     listed: Listed | None = None
     device: str
     accuracy: Accuracy
-    workloads: tuple[WorkloadName, ...]
+    others: Mapping[str, str]
     space: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...]
     time_s: float | None
@@ -109,9 +110,9 @@ class RunConfig(Section):
         return self.model_copy(update={"problem": problem})
 
     @property
-    def has_ordinary(self) -> bool:
-        """Whether ordinary data are timed beside the given ones."""
-        return "ordinary" in self.workloads
+    def workloads(self) -> tuple[str, ...]:
+        """The names of all data that the file is for, the given ones first."""
+        return (GIVEN, *self.others)
 
     def problem_at(
         self, place: str, message: str, *, known: Sequence[str] = (), hint: str = ""
@@ -206,6 +207,7 @@ def parse_config(
     space = read_parameters(document)
     problem = _resolved(document, file.problem, base) if file is not None else None
     search = _warm_started(document, file.search, base) if file is not None else None
+    others = _others(document, file.workloads, base, listed) if file is not None else {}
     if document.problems or file is None or problem is None or search is None:
         raise document.error()
     constraints = [
@@ -220,7 +222,7 @@ def parse_config(
         listed=listed,
         device=file.device,
         accuracy=file.accuracy,
-        workloads=file.workloads,
+        others=others,
         space=space,
         constraints=tuple(constraints),
         time_s=file.time_s,
@@ -295,6 +297,28 @@ def _resolved(document: Document, problem: ProblemSection, base: Path) -> Proble
         if not _is_there(folder, Path.is_dir):
             document.report(f"problem.templates[{i}]", f"no such folder: {str(folder)!r}")
     return problem.model_copy(update={"reference": reference, "templates": folders})
+
+
+def _others(
+    document: Document, workloads: Sequence[str], base: Path, listed: Listed | None
+) -> dict[str, str]:
+    """Return workloads beside the given one, with the path of a file of tensors or ""."""
+    try:
+        found = by_name(workloads, base)
+    except ValueError as error:
+        document.report("workloads", str(error))
+        return {}
+    del found[GIVEN]
+    for path in map(Path, filter(None, found.values())):
+        if not _is_there(path, Path.is_file):
+            document.report("workloads", f"no such file of tensors: {str(path)!r}")
+        if listed is not None:
+            document.report(
+                "workloads",
+                f"{path.name}: its tensors have one number of rows, got {listed.name} = "
+                f"{', '.join(map(str, listed.values))}\n  hint: tune for one of these values",
+            )
+    return found
 
 
 def _warm_started(document: Document, search: SearchSection, base: Path) -> SearchSection:

@@ -31,7 +31,7 @@ from tuner.config.quantities import (
 from tuner.errors import ExpressionError
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
-from tuner.problem.ordinary import WORKLOADS, WorkloadName
+from tuner.problem.timed_data import USUAL
 from tuner.space.expression import Expression
 
 __all__ = [
@@ -179,7 +179,7 @@ class File(Section):
     problem: ProblemSection
     device: Annotated[str, BeforeValidator(parse_device)] = "auto"
     accuracy: Annotated[Accuracy, BeforeValidator(parse_accuracy)] = Accuracy()
-    workloads: Annotated[tuple[WorkloadName, ...], BeforeValidator(parse_workloads)] = WORKLOADS
+    workloads: Annotated[tuple[str, ...], BeforeValidator(parse_workloads)] = USUAL
     space: dict[str, Any] = {}
     constraints: tuple[_ConstraintEntry, ...] = ()
     time_s: Annotated[float | None, BeforeValidator(parse_duration)] = Field(

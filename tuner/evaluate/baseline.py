@@ -14,6 +14,7 @@ from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.timed import Timed
 from tuner.machine import gpu_memory
 from tuner.problem.accuracy import math_mode
+from tuner.problem.timed_data import GIVEN
 from tuner.trial import to_json
 
 __all__ = ["Baseline"]
@@ -37,17 +38,17 @@ class Baseline(Giver):
         self.operations, self.profile = self._timed.operations, self._timed.profile
         self.counted, self.rounding = self._timed.counted, self._timed.rounding
 
-    def timing_set(self, is_ordinary: bool = False, lends: bool = False) -> Answer:
+    def timing_set(self, name: str = GIVEN, path: str = "", lends: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.
 
-        They are as the reference makes them, or ordinary ones; `values` says so. What a call costs
-        may depend on them, and on the mode, which goes with them. With `lends` contenders make
-        rooms for large ones.
+        They are those of the workload of that name, with `path` the file of its tensors if it is
+        one; `values` says what they are. What a call costs may depend on them, and on the mode,
+        which goes with them. With `lends` contenders make rooms for large ones.
         """
         values = AS_CONSTRUCTED
         self._rooms.clear()  # which hold what was given before
-        if is_ordinary:
-            values = self._timed.take_ordinary(self._problem)
+        if name != GIVEN:
+            values = self._timed.take_data(self._problem, name, path)
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
         mode: crossing.Mode = "train" if self._timed.model.training else "eval"

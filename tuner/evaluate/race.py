@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tuner.intervals import rounds_of, speedup_of, with_figures
-from tuner.problem.draws import ORDINARY
-from tuner.problem.ordinary import GIVEN_ALONE
-from tuner.trial import Check, Compiled, Finalist, ProbeResult
+from tuner.problem.timed_data import GIVEN_ALONE
+from tuner.trial import Check, Compiled, Finalist, OnData, ProbeResult
 
 __all__ = ["Race", "compared_with_compiled", "finalist"]
 
@@ -25,24 +24,24 @@ class Race:
     fewer processes than the baseline. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
-    In a process memory ran out `num_shortages` times, also where nothing said so; `lacks_ordinary`
-    where it did not hold ordinary data that were asked for, `is_rough` where what timed calls
+    In a process memory ran out `num_shortages` times, also where nothing said so; `lacks_others`
+    where it did not hold other data that were asked for, `is_rough` where what timed calls
     returned was compared with PyTorch's own answers for lack of memory for float64.
-    `elsewhere` is the same race on the data that `elsewhere_on` names, and `steps` one of steps
-    of training, forward and gradients, if they were asked for; `failure` says why there are none
-    of those. `falls_back` says whose timed call ran the reference's own operations. `compiled`
-    is the lane of the reference as torch.compile makes it, 0 where it is in none, and `answer` the
-    verdict on one of its calls.
+    `others` are the same race on other data, by the workload's name, each of which says in words
+    what it is `on`; `steps` is one of steps of training, forward and gradients, if they were asked
+    for; `failure` says why there are none of those. `falls_back` says whose timed call ran the
+    reference's own operations. `compiled` is the lane of the reference as torch.compile makes it,
+    0 where it is in none, and `answer` the verdict on one of its calls.
     """
 
     bursts: list[list[list[list[float]]]]
     num_throttled: int = 0
     num_disturbed: int = 0
     num_shortages: int = 0
-    lacks_ordinary: bool = False
+    lacks_others: bool = False
     is_rough: bool = False
-    elsewhere: Race | None = None
-    elsewhere_on: str = ORDINARY
+    others: dict[str, Race] = field(default_factory=dict)
+    on: str = ""
     steps: Race | None = None
     failure: str = ""
     falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
@@ -76,10 +75,8 @@ class Race:
                 "memory ran out while files raced: where a library found too little PyTorch may "
                 "be slower than it is elsewhere"
             )
-        if self.lacks_ordinary:
-            notes.append(
-                f"raced {GIVEN_ALONE}: the device's memory does not hold ordinary ones besides"
-            )
+        if self.lacks_others:
+            notes.append(f"raced {GIVEN_ALONE}: the device's memory does not hold others besides")
         if self.is_rough:
             notes.append(
                 "what timed calls returned was compared with PyTorch's own answers, within 2^-8: "
@@ -102,7 +99,7 @@ class Race:
         if not lanes:
             return False
         best = min(lanes, key=lambda n: statistics.fmean(self._relative_times(n)))
-        races = [race for race in (self, self.elsewhere) if race is not None]
+        races = (self, *self.others.values())
         least = min((speedup_of(race[0], race[best]) for race in races), key=lambda i: i.worth)
         return least.speedup >= SEEMS_FASTER and least.low < 1.0
 
@@ -113,8 +110,7 @@ class Race:
                 statistics.median(own) / statistics.median(baseline)
                 for own, baseline in zip(race[lane], race[0], strict=True)
             ]
-            for race in (self, self.elsewhere)
-            if race is not None
+            for race in (self, *self.others.values())
         ]
         return [max(times) for times in zip(*of_data, strict=True)]
 
@@ -130,7 +126,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
     """
     if race is None:
         return Finalist(number, check, error=check.reason)
-    own, elsewhere, steps = race.bursts[lane], race.elsewhere, race.steps
+    own, steps = race.bursts[lane], race.steps
     entry = Finalist(
         number,
         check,
@@ -138,17 +134,25 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         baseline_samples_us=_frozen(race.bursts[0][: len(own)]),
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
-        elsewhere_samples_us=() if elsewhere is None else _frozen(elsewhere.bursts[lane]),
-        elsewhere_baseline_samples_us=()
-        if elsewhere is None
-        else _frozen(elsewhere.bursts[0][: len(own)]),
-        elsewhere_on=race.elsewhere_on,
+        others=tuple(_on_data(name, other, lane) for name, other in race.others.items()),
         step=speedup_of(steps[0], steps[lane])
         if steps is not None and steps.bursts[lane]
         else None,
         step_failure="" if steps is None else steps.failure,
     )
     return with_figures(entry)
+
+
+def _on_data(name: str, race: Race, lane: int) -> OnData:
+    own = race[lane]
+    baseline = race.bursts[0][: len(own)]
+    return OnData(
+        name,
+        race.on,
+        speedup_of(rounds_of(baseline), own),
+        _frozen(race.bursts[lane]),
+        _frozen(baseline),
+    )
 
 
 def compared_with_compiled(mode: str, race: Race, lane: int) -> Compiled:

@@ -13,6 +13,7 @@ from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, loaded, started
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, explained
 from tuner.evaluate.worker import JobFailed, Reply, Worker
+from tuner.problem.timed_data import GIVEN
 
 __all__ = ["RaceSets", "raise_if"]
 
@@ -138,10 +139,15 @@ class RaceSets:
         for contender, refusal in zip(contenders, refusals, strict=True):
             raise_if(contender, refusal)
 
-    def give(self, racers: Sequence[Worker], is_ordinary: bool = False) -> str:
+    def give(self, racers: Sequence[Worker], name: str = GIVEN, path: str = "") -> str:
         """Let the baseline's process share its weights and inputs; say in words what they are.
 
-        Ordinary ones are given to processes that have the reference's own, which they give up.
+        Other data than the given ones are for processes that have some, which they give up.
+
+        Args:
+            racers: the baseline's process, then those of contenders.
+            name: of the workload.
+            path: of its file of tensors, if it is one.
         """
         baseline = racers[0]
 
@@ -151,10 +157,10 @@ class RaceSets:
         if not self._is_lending_known:
             self.lends = can_lend(racers[1], ask, CALL_TIMEOUT_S)
             self._is_lending_known = True
-        if is_ordinary:
+        if name != GIVEN:
             for racer in racers[1:]:
                 asked(racer, "give_up_timing_set", {})
-        reply = ask("timing_set", {"is_ordinary": is_ordinary, "lends": self.lends})
+        reply = ask("timing_set", {"name": name, "path": path, "lends": self.lends})
 
         def give(racer: Worker) -> None:
             try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import compress
+from types import MappingProxyType
 
 from tuner.errors import TunerError
 from tuner.evaluate.asking import is_of_memory, require_memory, waits_for_memory
@@ -26,7 +27,7 @@ __all__ = ["Racer"]
 
 BURST_S = 0.05  # of samples from one process before the next one's turn
 MIN_ROUNDS = 8  # turns of each process
-FEW_ROUNDS = 4  # of each process, at least, on ordinary data
+FEW_ROUNDS = 4  # of each process, at least, on other data
 MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
 FEW_WARM_UPS = 2  # of processes that have raced before
@@ -35,7 +36,9 @@ MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
-SHARE_ELSEWHERE = 0.25  # of the samples, once more, on ordinary data
+SHARE_OF_OTHERS = 0.25  # of the samples, once more, on each of the other data
+STEPS_ON = "ordinary"  # the data of steps of training, where they are timed
+NONE: Mapping[str, str] = MappingProxyType({})
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -68,7 +71,7 @@ class Racer:
         *,
         num_processes: int,
         seconds: float,
-        has_ordinary: bool = False,
+        others: Mapping[str, str] = NONE,
         has_steps: bool = False,
         on_round: Callable[[float], None] = lambda _: None,
         until_s: float | None = None,
@@ -89,8 +92,8 @@ class Racer:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
-            has_ordinary: whether each set races on ordinary data as well; not where a GPU's
-                memory does not hold these besides.
+            others: the data that each set races on as well, by their names, with the path of a
+                file of tensors or ""; none where a GPU's memory does not hold them besides.
             has_steps: whether the first sets race steps of training as well.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; three sets are raced anyway.
@@ -102,20 +105,19 @@ class Racer:
                 starts with the contender's name.
         """
 
-        def race(has_ordinary: bool) -> Race:
+        def race(others: Mapping[str, str]) -> Race:
             return self._race(
-                contenders, num_processes, seconds, has_ordinary, has_steps, on_round, until_s,
-                goes_on,
-            )  # fmt: skip
+                contenders, num_processes, seconds, others, has_steps, on_round, until_s, goes_on
+            )
 
         try:
-            return race(has_ordinary)
+            return race(others)
         except TunerError as error:
-            if not (has_ordinary and self._is_gpu and is_of_memory(error)):
+            if not (others and self._is_gpu and is_of_memory(error)):
                 raise
-        # Ordinary data are as many bytes as the given ones, in each process.
-        found = race(False)
-        found.lacks_ordinary = True
+        # Other data are as many bytes as the given ones, in each process.
+        found = race(NONE)
+        found.lacks_others = True
         return found
 
     @waits_for_memory
@@ -124,7 +126,7 @@ class Racer:
         contenders: Sequence[Contender],
         num_processes: int,
         seconds: float,
-        has_ordinary: bool,
+        others: Mapping[str, str],
         has_steps: bool,
         on_round: Callable[[float], None],
         until_s: float | None,
@@ -132,8 +134,7 @@ class Racer:
     ) -> Race:
         race = Race([[] for _ in range(len(contenders) + 1)])
         self._num_shortages = self._num_throttled = self._num_disturbed = 0
-        if has_ordinary:
-            race.elsewhere = Race([[] for _ in race])
+        race.others = {name: Race([[] for _ in race]) for name in others}
         if has_steps:
             race.steps = Race([[] for _ in race])
         for contender in contenders:
@@ -157,7 +158,7 @@ class Racer:
 
                 is_further = number >= num_processes  # whom all of these judge
                 asked_now = [is_further or judged[lane - 1] == number for lane in lanes]
-                self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
+                self._race_set(race, racers, lanes, active, asked_now, seconds, others, on_turn)
                 for contender in active:
                     raise_if(contender, self._files.edited(contender))
                 theirs = [lane for lane in lanes if not contenders[lane - 1].is_ours]
@@ -184,12 +185,14 @@ class Racer:
         active: Sequence[Contender],
         asked_now: Sequence[bool],
         seconds: float,
+        others: Mapping[str, str],
         on_turn: Callable[[float], None],
     ) -> None:
         """Let one set of processes race, and add what they reported.
 
         `active` are the contenders of `lanes`; those of `asked_now` are judged in this set. The
-        device is held alone while something is timed, and shared while outputs are judged.
+        device is held alone while something is timed, and shared while outputs are judged. Steps
+        of training are raced on ordinary data where these are named, else on the given ones.
         """
         number = race.num_processes
         with self._turns.alone():
@@ -210,25 +213,41 @@ class Racer:
                     race.falls_back[lane] = not contender.is_ours and (
                         self._calls.is_own_path(racers[0], racers[place])
                     )
-        if race.elsewhere is not None:
+        if race.steps is not None and STEPS_ON not in others:
+            self._race_steps(race.steps, racers, lanes, active, number)
+        for name, path in others.items():
+            other = race.others[name]
             with self._turns.alone():
-                race.elsewhere_on = self._given(racers, is_ordinary=True)
-                short_s = seconds * SHARE_ELSEWHERE
+                other.on = self._given(racers, name, path)
+                short_s = seconds * SHARE_OF_OTHERS
                 turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
                 for lane, rounds in zip((0, *lanes), turns, strict=True):
-                    race.elsewhere.bursts[lane].append(rounds)
-                self._check_clocks(race.elsewhere, racers, lanes, active, asked_now)
+                    other.bursts[lane].append(rounds)
+                self._check_clocks(other, racers, lanes, active, asked_now)
             with self._turns.shared():
                 self._judge_kept(racers, active)
-        if race.steps is not None and number < MIN_SETS:
-            takes_part = [True, *(not contender.is_ours for contender in active)]
-            with self._turns.alone():
-                race_steps(
-                    self._calls,
-                    race.steps,
-                    list(compress(racers, takes_part)),
-                    list(compress((0, *lanes), takes_part)),
-                )
+            if race.steps is not None and name == STEPS_ON:
+                self._race_steps(race.steps, racers, lanes, active, number)
+
+    def _race_steps(
+        self,
+        steps: Race,
+        racers: Sequence[Worker],
+        lanes: Sequence[int],
+        active: Sequence[Contender],
+        number: int,
+    ) -> None:
+        """Race steps of training in a set of that number, on what was given last."""
+        if number >= MIN_SETS:
+            return
+        takes_part = [True, *(not contender.is_ours for contender in active)]
+        with self._turns.alone():
+            race_steps(
+                self._calls,
+                steps,
+                list(compress(racers, takes_part)),
+                list(compress((0, *lanes), takes_part)),
+            )
 
     def _check_clocks(
         self,
@@ -247,10 +266,10 @@ class Racer:
                 refusal = self._clock.refusal(racers, reported_us, place, is_bound_here)
             raise_if(contender, refusal)
 
-    def _given(self, racers: Sequence[Worker], is_ordinary: bool = False) -> str:
-        """Give all of them what they are timed on; return what it is."""
+    def _given(self, racers: Sequence[Worker], name: str = "given", path: str = "") -> str:
+        """Give all of them what they are timed on, by its name; return what it is in words."""
         self._calls.forget()
-        return self._sets.give(racers, is_ordinary)
+        return self._sets.give(racers, name, path)
 
     def _judge_kept(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Raise where the output of a call that was timed is wrong."""

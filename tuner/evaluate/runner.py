@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -38,7 +38,7 @@ SURPRISING = 1.6  # times as fast as the best before: the baseline is timed agai
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 # Where memory is scarce: blocks that were split held 15 of 80 GB, which a tensor of 16 lacked.
 SPARING = "expandable_segments:True"
-# A candidate is stopped early when clearly slower than this times the best, and timed on ordinary
+# A candidate is stopped early when clearly slower than this times the best, and timed on other
 # data when it is not slower than that.
 RACE_MARGIN = 1.1
 
@@ -52,15 +52,15 @@ class Terms:
         max_noise: relative noise at which sampling stops.
         stop_slow: whether it stops as well where the candidate is clearly slower than the best.
         seed: of the screening probes.
-        has_ordinary: whether the baseline, and candidates near the best, are timed on ordinary
-            data as well.
+        others: the data that the baseline, and candidates near the best, are timed on as well: by
+            their names, with the path of a file of tensors or "".
     """
 
     screen_s: float
     max_noise: float
     stop_slow: bool
     seed: int
-    has_ordinary: bool = False
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 class Runner:
@@ -219,7 +219,6 @@ class Runner:
             "budget_s": self._terms.screen_s,
             "max_noise": self._terms.max_noise,
             "stop_above_us": near_us if self._terms.stop_slow else None,
-            "has_ordinary": self._terms.has_ordinary,
             "near_us": near_us,
         }
         seconds: dict[str, float] = {}
@@ -227,7 +226,7 @@ class Runner:
         start_s = time.perf_counter()
         try:
             with self._quiet():
-                # A worker that was started anew has no ordinary data until it is timed.
+                # A worker that was started anew has no other data until it is timed.
                 is_new = self.baseline is not None and self._worker.generation != self._generation
                 if is_new or self._num_since_anchor >= ANCHOR_EVERY:
                     self.time_baseline()
@@ -261,7 +260,7 @@ class Runner:
             measurement = replace(
                 measurement,
                 anchor_us=self.baseline.latency_us,
-                ordinary_anchor_us=measurement.ordinary_us and self.baseline.ordinary_us,
+                others_anchor_us=self.baseline.others_us if measurement.others_us else {},
             )
         return Outcome(Status.CORRECT, "", build, check, measurement, seconds)
 
@@ -296,7 +295,7 @@ class Runner:
         payload = {
             "budget_s": 4 * terms.screen_s,
             "max_noise": terms.max_noise,
-            "has_ordinary": terms.has_ordinary,
+            "others": dict(terms.others),
         }
         with self._quiet(), self._turns.alone():
             reply = self._worker.call("time_baseline", payload, timeout_s=SCREEN_TIMEOUT_S)

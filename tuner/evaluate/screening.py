@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.check.refusals import extent_of
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import constructed, fused, module_of
 from tuner.evaluate.oracle import Oracle
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Screening"]
 
 KEPT_SHARE = 0.15  # of a GPU's memory, for what is expected of each candidate
-ORDINARY_SHARE = 0.2  # of the memory that is free, at most, for ordinary data
+SHARE_OF_OTHERS = 0.2  # of the memory that is free, at most, for each of the other data
 
 
 class Screening:
@@ -45,8 +45,8 @@ class Screening:
         self._model: torch.nn.Module | None = None
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
-        self._ordinary: Timed | None = None  # the same on ordinary data, once it was asked for
-        self._was_ordinary_asked = False
+        self._others: dict[str, Timed] = {}  # the same on other data, once they were asked for
+        self._were_others_asked = False
         mode: Literal["train", "eval"] = "train" if self._timed.model.training else "eval"
         extent = extent_of(oracle.problem, self._timed.model, oracle.device)
         self._asked = probes.screening_probes(seed, extent, mode)
@@ -64,14 +64,12 @@ class Screening:
         budget_s: float,
         max_noise: float,
         stop_above_us: float | None,
-        has_ordinary: bool = False,
         near_us: float | None = None,
     ) -> Answer:
         """Check one of the user's own candidates in place, then time it if it is right.
 
-        With `has_ordinary` it is timed on ordinary data as well, if it takes no more than
-        `near_us` on the given ones (None: however long it takes) and the reference could be timed
-        on them.
+        It is timed on the other data as well that the reference was timed on, if it takes no more
+        than `near_us` on the given ones (None: however long it takes).
         """
         subject = from_json(Candidate, candidate)
         start_s = time.perf_counter()
@@ -85,53 +83,69 @@ class Screening:
                 "check_s": checked_s - start_s,
             }
             if checked.is_accepted:
-                timed, ordinary = self._timed, self._ordinary if has_ordinary else None
+                timed = self._timed
                 measured = self._measured(timed, operator, budget_s, max_noise, stop_above_us)
                 if not measured.is_censored:  # what cannot win need not be looked at again
                     again = self._checked_again(operator)
                     data["after_timing"] = "" if again.is_accepted else again.reason
                     is_near = near_us is None or measured.latency_us <= near_us
-                    if ordinary is not None and is_near and again.is_accepted:
-                        found = self._measured(ordinary, operator, budget_s, max_noise, None)
-                        measured = replace(measured, ordinary_us=found.latency_us)
+                    if is_near and again.is_accepted:
+                        others_us = {
+                            name: self._measured(
+                                other, operator, budget_s, max_noise, None
+                            ).latency_us
+                            for name, other in self._others.items()
+                        }
+                        measured = replace(measured, others_us=others_us)
                 data["measurement"] = json.loads(to_json(measured))
                 data["measure_s"] = time.perf_counter() - checked_s
         operator.unload()
         return data, ()
 
     def time_baseline(
-        self, budget_s: float, max_noise: float, has_ordinary: bool = False
+        self, budget_s: float, max_noise: float, others: Mapping[str, str] | None = None
     ) -> Answer:
         """Time the reference as a candidate is timed; say how often memory ran out until then.
 
-        With `has_ordinary` it is timed on ordinary data as well, where there is room for them.
+        It is timed on `others` as well, where there is room for them: data by their names, with
+        the path of a file of tensors or "".
         """
         found = self._timed.measure(self._timed.model, budget_s, max_noise, None)
         num_shortages = gpu_memory.num_shortages(self._oracle.device)
-        if has_ordinary and not self._was_ordinary_asked:
-            self._ordinary, self._was_ordinary_asked = self._taken_ordinary(), True
-        if self._ordinary is not None:
-            model = self._ordinary.model
-            ordinary = self._ordinary.measure(model, budget_s, max_noise, None)
-            found = replace(found, ordinary_us=ordinary.latency_us)
+        if others and not self._were_others_asked:
+            for name, path in others.items():
+                if (taken := self._taken(name, path)) is not None:
+                    self._others[name] = taken
+            self._were_others_asked = True
+        others_us = {
+            name: other.measure(other.model, budget_s, max_noise, None).latency_us
+            for name, other in self._others.items()
+        }
+        found = replace(found, others_us=others_us)
         return {"measurement": json.loads(to_json(found)), "num_shortages": num_shortages}, ()
 
-    def _taken_ordinary(self) -> Timed | None:
-        """Return the reference to be timed on ordinary data; None without room, or if it fails."""
+    def _taken(self, name: str, path: str) -> Timed | None:
+        """Return the reference to be timed on other data; None without room, or if it fails.
+
+        Raises:
+            ProblemError: a user's own tensors are none that it takes.
+        """
         import torch
 
         device = self._oracle.device
         state = self._timed.model.state_dict().values()
         num_bytes = self._timed.inputs.num_bytes + sum(tensor.nbytes for tensor in state)
-        if num_bytes > ORDINARY_SHARE * free_bytes(device):
+        if num_bytes > SHARE_OF_OTHERS * free_bytes(device):
             return None
         timed = Timed(device, self._oracle.accuracy)
         timed.take(self._problem.make_model(WEIGHT_SEED, device, is_quick=True), [])
         try:
-            timed.take_ordinary(self._problem)
+            timed.take_data(self._problem, name, path)
             with torch.no_grad():
                 self._problem.call(timed.model, timed.inputs[0])
-        except ProblemError:  # even on its own inputs, with such weights, or for lack of memory
+        except ProblemError as error:  # even on its own inputs, with such weights; or no memory
+            if path and not says_no_memory(str(error)):
+                raise
             return None
         return timed
 

@@ -25,8 +25,8 @@ from tuner.machine.device import describe
 from tuner.machine.gpu_memory import free_cached, num_shortages
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
-from tuner.problem.ordinary import made_ordinary
 from tuner.problem.reference import Problem
+from tuner.problem.timed_data import made_data
 from tuner.trial import Measurement
 from tuner.wording import one_line
 
@@ -61,6 +61,7 @@ class Timed:
     def __init__(self, device: str, accuracy: Accuracy) -> None:
         self._device, self._accuracy = device, accuracy
         self._model: torch.nn.Module | None = None
+        self._is_changed = False  # the reference's weights were, for other data
         self.inputs = RotatingInputs([])
         self.keeper = Keeper(device)
         self.last: LastCall | None = None
@@ -85,12 +86,20 @@ class Timed:
         self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
         self.inputs = RotatingInputs(problem.make_inputs(WEIGHT_SEED, device=self._device))
 
-    def take_ordinary(self, problem: Problem) -> str:
-        """Time the reference that was taken on ordinary data from now on; say what they are."""
+    def take_data(self, problem: Problem, name: str, path: str = "") -> str:
+        """Time the reference on other data from now on, by their name; say what they are.
+
+        Raises:
+            ProblemError: as `made_data`.
+        """
         self.inputs = RotatingInputs([])  # first, since there may be no memory for both
         self.last = None
         self.keeper.clear()
-        inputs, words = made_ordinary(problem, self.model, WEIGHT_SEED, self._device)
+        if self._is_changed:  # other data may have come with other weights
+            self._model = None
+            self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
+        self._is_changed = True
+        inputs, words = made_data(problem, self.model, name, WEIGHT_SEED, self._device, path)
         self.inputs = RotatingInputs(inputs)
         return words
 

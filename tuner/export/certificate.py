@@ -15,19 +15,21 @@ import re
 import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from tuner.by_batch import ByBatch
 from tuner.errors import InputError
+from tuner.measured import keys_of
 from tuner.problem.modes import TuneMode
-from tuner.problem.ordinary import WorkloadName
+from tuner.problem.timed_data import FILE, WORKLOADS
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import Interval, ProbeResult, from_json, to_json
 
 __all__ = [
-    "AtSize", "Certificate", "Samples", "certify", "code_sha256", "read_certificate", "whole_path",
+    "AtSize", "Certificate", "OnDataClaim", "Samples", "certify", "code_sha256",
+    "read_certificate", "whole_path",
 ]  # fmt: skip
 
 FORMAT = 1  # 1: November 2026
@@ -37,9 +39,46 @@ HEADER_BYTES = 2**20  # looked at for a certificate; a longer header is somebody
 WHOLE_BYTES = 256 * 2**20
 NUM_SHOWN = 3  # probes in the short form: as given, and those with the largest errors
 MOST_SIZES = 64  # of which each is raced again, one after the other
+MOST_WORKLOADS = 64  # likewise
 
 Samples = tuple[tuple[tuple[float, ...], ...], ...]
 """What a race counted in us, [baseline, file][process][round]; empty in the short form."""
+
+
+WorkloadName = Annotated[str, Field(pattern=rf"^({'|'.join(WORKLOADS)}|{FILE}[^/\\]+)$")]
+
+
+@dataclass(frozen=True, slots=True)
+class OnDataClaim:
+    """The claim of speed on data beside the given ones; `words` say what these are.
+
+    Of a file of tensors it has the hash.
+    """
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+    name: WorkloadName
+    words: str
+    interval: Interval
+    samples_us: Samples = ()
+    tensors_sha256: str = ""
+
+    def shortened(self) -> OnDataClaim:
+        """Return what fits into a header."""
+        return replace(self, samples_us=())
+
+
+OnOthers = Annotated[tuple[OnDataClaim, ...], Field(max_length=MOST_WORKLOADS)]
+
+
+def _with_others(values: Any) -> Any:
+    """Read what earlier releases claimed, of ordinary data alone beside the given ones."""
+    keys = keys_of(values)
+    interval, samples = keys.pop("ordinary", None), keys.pop("ordinary_samples_us", ())
+    if interval is not None:
+        claim = {"interval": interval, "samples_us": samples}
+        keys["others"] = [{"name": "ordinary", "words": "ordinary data", **claim}]
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +93,23 @@ class AtSize:
     baseline_us: float | None = None
     num_throttled: int = 0
     samples_us: Samples = ()
-    ordinary: Interval | None = None  # on ordinary data, where it was raced on them
-    ordinary_samples_us: Samples = ()
+    others: OnOthers = ()  # on other data, where it was raced on them
+
+    _of_earlier_releases = model_validator(mode="before")(_with_others)
+
+    def shortened(self) -> AtSize:
+        """Return what fits into a header."""
+        others = tuple(each.shortened() for each in self.others)
+        return replace(self, samples_us=(), others=others)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """The claims of one file.
 
-    `interval`, times and samples are of the given data, `ordinary` is the speed-up on ordinary
-    ones; the least of both counts. `workloads` are the data on which the file was raced: those of
-    earlier releases claim nothing of others than the given ones.
+    `interval`, times and samples are of the given data, `others` are the speed-ups on other ones;
+    the least of all counts. `workloads` are the data on which the file was raced, by name: those
+    of earlier releases claim nothing of others than the given ones.
 
     `clocks` and `versions` name the machine. A file of several tuned sizes has the largest in
     `sizes`, of which all claims are, and races of the others in `at_sizes`; the certificates of
@@ -85,7 +130,7 @@ class Certificate:
     mode: TuneMode = "as_given"  # in which it was raced, and mostly asked
     workloads: tuple[WorkloadName, ...] = ("given",)
     interval: Interval | None = None
-    ordinary: Interval | None = None
+    others: OnOthers = ()
     latency_us: float | None = None
     baseline_us: float | None = None
     num_throttled: int = 0
@@ -102,8 +147,9 @@ class Certificate:
     probes: tuple[ProbeResult, ...] = ()
     reference: str = ""
     samples_us: Samples = ()
-    ordinary_samples_us: Samples = ()
     at_sizes: Annotated[tuple[AtSize, ...], Field(max_length=MOST_SIZES)] = ()
+
+    _of_earlier_releases = model_validator(mode="before")(_with_others)
 
     def shortened(self) -> Certificate:
         """Return what fits into a header."""
@@ -111,11 +157,9 @@ class Certificate:
         largest = sorted(others, key=lambda p: _ratio(p), reverse=True)[: NUM_SHOWN - 1]
         by_batch = self.by_batch and replace(self.by_batch, measured=(), others=())
         return replace(
-            self, probes=(*first, *largest), reference="", samples_us=(), ordinary_samples_us=(),
-            by_batch=by_batch,
-            at_sizes=tuple(
-                replace(each, samples_us=(), ordinary_samples_us=()) for each in self.at_sizes
-            ),
+            self, probes=(*first, *largest), reference="", samples_us=(), by_batch=by_batch,
+            others=tuple(each.shortened() for each in self.others),
+            at_sizes=tuple(each.shortened() for each in self.at_sizes),
         )  # fmt: skip
 
 

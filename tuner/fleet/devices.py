@@ -71,9 +71,10 @@ class FleetDevices:
         self._waited_s: dict[str, float] = {}
         payload = {"task": spec.payload(), "terms": asdict(terms), "env": dict(env)}
         reference = Path(spec.reference)
+        tensors = [Path(path) for path in terms.others.values() if path]
         opening = Opening(
             lambda name: payload,
-            {reference.name: reference},
+            {path.name: path for path in (*tensors, reference)},
             limit_s=OPEN_LIMIT_S,
             refusal=self._refusal,
         )

@@ -84,9 +84,11 @@ class Screener:
     def _open(self, payload: Mapping[str, Any], files: Mapping[str, Path]) -> dict[str, Any]:
         spec = JobSpec(**payload["task"])
         here = str(files[Path(spec.reference).name])
+        terms = Terms(**payload["terms"])
+        others = {n: path and str(files[Path(path).name]) for n, path in terms.others.items()}
         self._runner = Runner(
             replace(spec, device=self._device, reference=here),
-            Terms(**payload["terms"]),
+            replace(terms, others=others),
             env={**payload["env"], **self._env},
             cores=self._cores,
             paused=self._paused,

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "FAR_OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "Distribution", "WeightKind", "draws_all",
-    "fresh_values", "redistributed", "seed_everything", "widened",
+    "FAR_OFFSET", "HEAVY_TAILED", "OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "SPARSE",
+    "Distribution", "WeightKind", "draws_all", "fresh_values", "redistributed",
+    "seed_everything", "widened",
 ]  # fmt: skip
 
 Distribution = Literal[
@@ -47,6 +48,7 @@ Distribution = Literal[
     "far",  # as given plus 4096: beside a mean that is as far away
     "last_integers",  # as given, with integers at the end of what they may be
     "filled",  # as given, one row all zeros, one with zeros at both ends, one of -10,000
+    "sparse",  # as given, 90 % of the numbers 0
 ]
 WeightKind = Literal[
     "random",
@@ -75,6 +77,10 @@ LATE_OFFSETS = (100.0, 3000.0)  # where float32 keeps four digits of a row that 
 MOST_LOOKED_AT = 17  # rows at the start that a guard may look at
 ORDINARY_WEIGHTS = "weights as after training"  # values to time on, in words
 ORDINARY = f"{ORDINARY_WEIGHTS} and normal inputs"
+OFFSET = "inputs plus 100"
+HEAVY_TAILED = "heavy-tailed inputs"
+SPARSE = "inputs of which 90 % are 0"
+SPARSE_SHARE = 0.9  # of their numbers are 0
 OUTLIER_SHARE, OUTLIER_FACTOR = 0.01, 10.0  # of trained weights
 HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
 HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
@@ -182,6 +188,9 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         return value + FAR_OFFSET
     if distribution == "tiny":
         return value * 2.0**-10
+    if distribution == "sparse":
+        drawn_at = torch.rand(value.shape, generator=generator, device=generator.device)
+        return torch.where(drawn_at < SPARSE_SHARE, 0.0, value)
 
     def drawn(shape: Sequence[int]) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=value.dtype, device=generator.device)

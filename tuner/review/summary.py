@@ -43,7 +43,7 @@ from tuner.review.workloads import (
     tone_words,
     trust_of,
     untimed_of,
-    workload_words,
+    workload_rows,
     workloads_of,
 )  # fmt: skip
 from tuner.run import Outlook, Run
@@ -313,8 +313,12 @@ _MAX_LINES, _LABEL = 22, 10
 
 
 def format_summary(summary: Summary) -> str:
-    """Return the summary as plain text: at most 22 lines of at most 80 columns."""
+    """Return the summary as plain text: at most 22 lines of at most 80 columns.
+
+    It has a line or two more for each workload beyond the second.
+    """
     s = summary
+    rows = workload_rows(s.workloads)
     latency = us_words(s.latency_us) + (
         f" ± {percent_words(s.noise)}" if s.noise is not None else ""
     )
@@ -322,7 +326,8 @@ def format_summary(summary: Summary) -> str:
     pairs = [
         ("verdict", s.verdict + (f"; {s.certainty}" if s.certainty else "")),
         ("but", s.caveat),
-        ("workloads", workload_words(s.workloads)),
+        ("workloads", rows[0]),
+        *(("", row) for row in rows[1:]),
         (
             "latency",
             f"{latency}, PyTorch {us_words(s.baseline_us)}{eager}; {s.measured}"
@@ -349,16 +354,17 @@ def format_summary(summary: Summary) -> str:
     for label, text in pairs:
         if text:
             lines += wrapped_words(label, text, _LABEL, 3 if label == "run" else 2)
+    most = _MAX_LINES + sum(len(wrapped_words("", row, _LABEL, 2)) for row in rows[1:])
     for number, advice in enumerate(s.warnings):
         text = advice.text + (f"; {advice.remedy}" if advice.remedy else "")
         more = wrapped_words("warning", text, _LABEL, 2)
         is_last = number == len(s.warnings) - 1
-        if len(lines) + len(more) > _MAX_LINES - (0 if is_last else 1):
+        if len(lines) + len(more) > most - (0 if is_last else 1):
             left = count_words(len(s.warnings) - number, "more warning")
             lines.append(f"{left} in the report")
             break
         lines += more
-    return "\n".join(lines[:_MAX_LINES])
+    return "\n".join(lines[:most])
 
 
 def trial_words(s: Summary) -> str:

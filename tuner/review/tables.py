@@ -222,9 +222,7 @@ def trial_columns(run_data: RunData) -> list[Column]:
         for name, label, kind in _TAKEN
     ]
     after = [column for column in after if any(v is not None for v in column.values)]
-    ordinary = _column("ordinary_speedup", "on ordinary", "ratio", trials, ordinary_speedup_of)
-    if any(value is not None for value in ordinary.values):
-        after.append(ordinary)
+    after += _on_other_data(trials)
     after += [
         _column("build_s", "build s", "seconds", trials, lambda t: _seconds(t, "build")),
         _column("check_s", "check s", "seconds", trials, lambda t: _seconds(t, "check")),
@@ -262,12 +260,24 @@ def noise_of(trial: Trial) -> float | None:
     return measurement.noise if measurement is not None else None
 
 
-def ordinary_speedup_of(trial: Trial) -> float | None:
-    """Return a trial's speed-up on ordinary data at screening; None where it was not timed."""
+def _on_other_data(trials: Sequence[Trial]) -> list[Column]:
+    """Return a column of speed-ups at screening for each of the other data that were timed."""
+    measured = [t.outcome.measurement for t in trials if t.outcome.measurement is not None]
+    names = dict.fromkeys(name for m in measured for name in m.others_us)
+
+    def column(name: str) -> Column:
+        return _column(
+            f"{name}_speedup", f"on {name}", "ratio", trials, lambda t: _speedup_on(t, name)
+        )
+
+    return [column(name) for name in names]
+
+
+def _speedup_on(trial: Trial, name: str) -> float | None:
     measured = trial.outcome.measurement
-    if measured is None or not measured.ordinary_us or not measured.ordinary_anchor_us:
+    if measured is None or not measured.others_us.get(name):
         return None
-    return measured.ordinary_anchor_us / measured.ordinary_us
+    return measured.speedup_on(name) if measured.others_anchor_us.get(name) else None
 
 
 def speedup_of(trial: Trial, run_data: RunData) -> float | None:

@@ -1,8 +1,8 @@
 """What a verified file was timed on, each with its interval, and the least of them.
 
 The headline is the least over the data that the file is for: the reference's own weights and
-inputs, and ordinary ones. A step of training may be slower than that, and `torch.compile` may be
-faster: who reads one number must read the least one as well.
+inputs, and others that were named. A step of training may be slower than that, and `torch.compile`
+may be faster: who reads one number must read the least one as well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.problem.ordinary import GIVEN_ALONE
+from tuner.problem.timed_data import GIVEN_ALONE
 from tuner.review.formatting import count_words, ratio_words
 from tuner.trial import SAME_SPEED, Compiled, Finalist, Interval, ProbeResult, Result
 
@@ -30,12 +30,13 @@ __all__ = [
     "tone_words",
     "trust_of",
     "untimed_of",
-    "workload_words",
+    "workload_rows",
     "workloads_of",
 ]  # fmt: skip
 
 AS_GIVEN = "as given"
 FURTHER = 2.0  # times PyTorch's own error
+MOST_ROWS = 8  # of workloads in a terminal
 
 Tone = Literal["good", "caution", "even", "bad"]
 
@@ -78,18 +79,15 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
     if finalist.error or not finalist.check.is_accepted:
         return ()
     found = [Workload(AS_GIVEN, finalist.interval)]
-    if finalist.elsewhere is not None:
-        name, counts = f"on {finalist.elsewhere_on}", finalist.counts_ordinary
-        found.append(Workload(name, finalist.elsewhere, is_headline=counts))
+    found += _on_other_data(finalist)
     if finalist.step is not None:
         step = Workload("in a step of training", finalist.step, is_headline=False)
         found.append(step)
     for size, race in finalist.at_sizes.items():
         if race.interval is not None and race.interval != finalist.interval:
             found.append(Workload(f"at {size}", race.interval))
-        if race.elsewhere is not None and race.elsewhere != finalist.elsewhere:
-            name, counts = f"on {race.elsewhere_on} at {size}", race.counts_ordinary
-            found.append(Workload(name, race.elsewhere, is_headline=counts))
+        if race.others != finalist.others:
+            found += _on_other_data(race, f" at {size}")
         if race.step is not None and race.step != finalist.step:
             name = f"in a step of training at {size}"
             found.append(Workload(name, race.step, is_headline=False))
@@ -98,6 +96,14 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         theirs = result.compiled.interval
         found.append(Workload(name, theirs, is_ours=False, note=note, is_headline=False))
     return tuple(found)
+
+
+def _on_other_data(finalist: Finalist, at: str = "") -> list[Workload]:
+    counting = finalist.counting
+    return [
+        Workload(f"on {data.words}{at}", data.interval, is_headline=data in counting)
+        for data in finalist.others
+    ]
 
 
 def error_ratio(probe: ProbeResult) -> float | None:
@@ -185,12 +191,19 @@ def tone_words(tone: Tone, kind: str) -> str:
     }.get(tone, "")
 
 
-def workload_words(workloads: Sequence[Workload]) -> str:
-    """Return the speed-up on each of the data that the headline is the least of, in one line."""
+def workload_rows(workloads: Sequence[Workload]) -> list[str]:
+    """Return the speed-up on each of the data that the headline is the least of, in rows.
+
+    Two stand in one row; of more each has its own, and what goes beyond `MOST_ROWS` is counted.
+    """
     counted = [w for w in workloads if w.is_headline]
     if len(counted) == 1:
-        return f"timed {GIVEN_ALONE}"
-    return "; ".join(w.words for w in counted)
+        return [f"timed {GIVEN_ALONE}"]
+    if len(counted) <= 2:
+        return ["; ".join(w.words for w in counted)]
+    rows = [w.words for w in counted[:MOST_ROWS]]
+    left = len(counted) - len(rows)
+    return [*rows, f"{left} more in the report"] if left else rows
 
 
 def trust_of(result: Result | None) -> str:
@@ -218,8 +231,9 @@ def untimed_of(result: Result | None) -> str:
     finalist = finalist_of(result)
     if finalist is None or result is None:
         return ""
+    ordinary = next((each.interval for each in finalist.others), None)
     found = {
-        "on ordinary weights and inputs": finalist.elsewhere,
+        "on other weights and inputs": ordinary,
         "in a step of training": finalist.step,
         "beside torch.compile": result.compiled and result.compiled.interval,
     }

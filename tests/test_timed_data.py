@@ -1,0 +1,160 @@
+"""The data that a speed-up is for: what each is made of, and files of a user's tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tuner.errors import ProblemError
+from tuner.problem.reference import Problem, load_problem
+from tuner.problem.timed_data import WORKLOADS, made_data
+
+SEED = 7
+REFERENCE = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(128, 8)
+
+    def forward(self, x, scale, places, power=2):
+        x = {first}
+        return self.linear(x)[places] * scale
+
+def get_inputs():
+    return [torch.rand(64, 128), torch.rand(8), torch.arange(32)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def problem_of(folder: Path, first: str = "x") -> Problem:
+    path = folder / "reference.py"
+    path.write_text(REFERENCE.format(first=first))
+    return load_problem(path)
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Problem:
+    return problem_of(tmp_path)
+
+
+def made(problem: Problem, name: str, path: Path | None = None) -> tuple[list, str, dict]:
+    """Return the inputs, what they are in words, and the weights that go with them."""
+    model = problem.make_model(SEED)
+    inputs, words = made_data(problem, model, name, SEED, "cpu", str(path or ""))
+    return inputs, words, model.state_dict()
+
+
+def test_each_workload_is_what_its_name_says(problem):
+    own, given = problem.make_model(SEED).state_dict(), problem.make_inputs(SEED)
+    found = {name: made(problem, name) for name in WORKLOADS[1:]}
+    for name, (inputs, _, weights) in found.items():
+        assert [x.shape for x in inputs] == [x.shape for x in given]
+        assert torch.equal(inputs[2], given[2])  # integers are as given
+        is_own = all(torch.equal(weights[key], own[key]) for key in own)
+        assert is_own is (name != "ordinary")
+    x = {name: inputs[0] for name, (inputs, _, _) in found.items()}
+    assert torch.equal(x["offset"], given[0] + 100)
+    is_zero = x["sparse"] == 0
+    assert 0.87 < is_zero.float().mean() < 0.93
+    assert torch.equal(x["sparse"][~is_zero], given[0][~is_zero])
+    assert abs(float(x["ordinary"].mean())) < 0.1 < 0.9 < float(x["ordinary"].std()) < 1.1
+    assert x["heavy_tailed"].abs().max() > 10 * x["heavy_tailed"].abs().median() > 0
+    assert {name: words for name, (_, words, _) in found.items()} == {
+        "ordinary": "weights as after training and normal inputs",
+        "offset": "inputs plus 100",
+        "heavy_tailed": "heavy-tailed inputs",
+        "sparse": "inputs of which 90 % are 0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "name", "words"),
+    [
+        ("x.log()", "ordinary", "weights as after training"),
+        ("x.log()", "sparse", "the given inputs, since inputs of which 90 % are 0 give"),
+        ("x.log()", "heavy_tailed", "the given inputs, since heavy-tailed inputs give"),
+        ("torch.ones(()) if x.max() <= 1 else [][0]", "offset", "the given inputs, since inputs"),
+    ],
+)
+def test_where_the_reference_has_no_finite_answer_inputs_are_as_given(
+    tmp_path, first, name, words
+):
+    problem = problem_of(tmp_path, first if "ones" not in first else f"x * ({first})")
+    inputs, said, _ = made(problem, name)
+    assert said.startswith(words)
+    assert torch.equal(inputs[0], problem.make_inputs(SEED)[0])
+
+
+def tensors() -> list[torch.Tensor]:
+    return [torch.full((64, 128), 3.0), torch.ones(8), torch.arange(32).flip(0)]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_a_file_holds_the_inputs_in_order_or_by_name(problem, tmp_path, kind):
+    mine = tensors()
+    stored = dict(zip(("x", "scale", "places"), mine, strict=True)) if kind is dict else kind(mine)
+    torch.save(stored, tmp_path / "mine.pt")
+    inputs, words, weights = made(problem, "file:mine.pt", tmp_path / "mine.pt")
+    assert words == "the tensors of mine.pt"
+    assert all(torch.equal(one, other) for one, other in zip(inputs, mine, strict=True))
+    own = problem.make_model(SEED).state_dict()
+    assert all(torch.equal(weights[key], own[key]) for key in own)
+
+
+NAMES = "x float32 [64, 128], scale float32 [8], places int64 [32]"
+
+
+@pytest.mark.parametrize(
+    ("stored", "got"),
+    [
+        (tensors()[:2], "got 2 tensors in place of 3"),
+        ([tensors()[0].half(), *tensors()[1:]], "got float16 [64, 128] as x"),
+        ([tensors()[0][:32], *tensors()[1:]], "got float32 [32, 128] as x"),
+        ([tensors()[0].to_sparse(), *tensors()[1:]], "got float32 [64, 128] sparse_coo as x"),
+        ([*tensors()[:2], 3], "got int as places"),
+        ({"x": tensors()[0]}, "got x as names of inputs"),
+        ("text", "got str in place of a list, tuple or dictionary of tensors"),
+        (None, "holds no tensors that can be read: "),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_what_would(problem, tmp_path, stored, got):
+    path = tmp_path / "mine.pt"
+    if stored is None:
+        path.write_bytes(b"no archive")
+    else:
+        torch.save(stored, path)
+    with pytest.raises(ProblemError) as error:
+        made(problem, "file:mine.pt", path)
+    first, *others = str(error.value).splitlines()
+    assert first.startswith(f"{path}: {got}")
+    assert others[0] == f"  expected: the tensors of the reference's inputs: {NAMES}"
+    assert others[1].startswith("  next: write them with torch.save([...], FILE)")
+
+
+def test_a_file_of_code_is_not_run(problem, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save(Evil(), tmp_path / "mine.pt")
+    with pytest.raises(ProblemError, match="holds no tensors that can be read"):
+        made(problem, "file:mine.pt", tmp_path / "mine.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_users_tensors_are_not_replaced_by_others(tmp_path):
+    """Silently timed on the given inputs, his own would seem to have been timed."""
+    problem = problem_of(tmp_path, "x.log()")
+    torch.save([-tensors()[0], *tensors()[1:]], tmp_path / "mine.pt")
+    with pytest.raises(ProblemError) as error:
+        made(problem, "file:mine.pt", tmp_path / "mine.pt")
+    assert "on these tensors the reference gives NaN or Inf" in str(error.value)
+    torch.save([*tensors()[:2], tensors()[2] + 100], tmp_path / "mine.pt")
+    with pytest.raises(ProblemError, match=r"the reference gives an error: .*out of bounds"):
+        made(problem, "file:mine.pt", tmp_path / "mine.pt")
