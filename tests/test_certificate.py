@@ -30,7 +30,7 @@ from tuner.kernel.family import builtin_folder
 from tuner.machine.limits import clocks_of
 from tuner.recheck import Rechecked, reference_for
 from tuner.storage import sha256_of
-from tuner.trial import Check, Interval, ProbeResult, to_json
+from tuner.trial import Check, Finalist, Interval, ProbeResult, to_json
 from tuner.tuning import verify_certificate
 
 CODE = """
@@ -168,8 +168,8 @@ def test_a_damaged_one_is_refused_with_the_reason(file, line, reason):
 
 
 def test_one_of_another_format_is_refused(file):
-    certify(file, replace(CERTIFICATE, format=2))
-    with pytest.raises(InputError, match="format 2; this tuner reads 1\n  next: "):
+    certify(file, replace(CERTIFICATE, format=3))
+    with pytest.raises(InputError, match="format 3; this tuner reads 1 and 2\n  next: "):
         read_certificate(file)
 
 
@@ -357,6 +357,18 @@ def test_a_certificate_of_data_that_nobody_knows_is_damaged(file, name):
         read_certificate(file)
 
 
+def test_a_file_that_falls_back_has_no_speed_up_on_any_data():
+    same, fast = (Interval(x, 0.98 * x, 1.02 * x, 0.95, 3) for x in (1.0, 3.0))
+    claim = room._Claim("", {}, same, ())
+    sparse = room._Claim(" on sparse data", {}, fast, (), name="sparse")
+    check = Check(True, "float32", "", (), is_thorough=True)
+    entry = Finalist(0, check, same, falls_back=True)
+    points = room._points_of(claim, [sparse], entry)
+    assert [(point.what, point.holds) for point in points] == [
+        ("the speed-up", True), ("the speed-up on sparse data", False),
+    ]  # fmt: skip
+
+
 def test_which_data_are_raced_again(tmp_path):
     interval = Interval(2.0, 1.9, 2.1, 0.95, 3)
     stored = tmp_path / "mine.pt"
@@ -376,7 +388,7 @@ def test_which_data_are_raced_again(tmp_path):
     assert (point.what, point.is_claim) == ("the speed-up on sparse data", False)
     found, (point,) = room._raced_again(claims, tmp_path / "else", None)
     assert found == {"sparse": ""} and point.holds is None and point.is_claim
-    assert "next: put it there, or --workloads given,file:PATH" in point.detail
+    assert "next: put it there, or --workloads given,sparse,file:PATH" in point.detail
     stored.write_bytes(b"others")
     found, (point,) = room._raced_again(claims, tmp_path, None)
     assert found == {"sparse": ""} and point.holds is False

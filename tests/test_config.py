@@ -247,7 +247,7 @@ search: {trails: 3}
         ),
         (
             "problem: {op: x}\nworkloads: [given, {path: a.pt}]",
-            f"x.yaml:2: workloads: {LISTED}, got a list",
+            f"x.yaml:2: workloads: {LISTED}, got a mapping in it",
         ),
         (
             "problem: {op: x}\nworkloads: [given, {file: none.pt}]",

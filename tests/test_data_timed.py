@@ -159,6 +159,11 @@ def test_what_is_slow_on_a_users_own_tensors_does_not_win(tmp_path):
     assert claimed.workloads == ("given", "sparse", "file:ones.pt")
     assert claimed.others[1].tensors_sha256 == sha256_of(tmp_path / "ones.pt")
     assert "ones.pt" in (run.path / "report.html").read_text()
+    torch.save([torch.zeros(64, 100)], tmp_path / "ones.pt")
+    again = tune("--resume", str(run.path), cwd=tmp_path)
+    assert again.code == 2
+    assert f"{tmp_path / 'ones.pt'}: other tensors than the run began with" in again.err
+    assert read_certificate(run.export_path) == claimed
 
 
 @pytest.mark.usefixtures("few")

@@ -32,6 +32,21 @@ def get_init_inputs():
 """
 
 
+OF_PLACES = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 4)
+    def forward(self, places):
+        return self.table(places)
+def get_inputs():
+    return [torch.arange(8)]
+def get_init_inputs():
+    return []
+"""
+
+
 def problem_of(folder: Path, first: str = "x") -> Problem:
     path = folder / "reference.py"
     path.write_text(REFERENCE.format(first=first))
@@ -77,9 +92,13 @@ def test_each_workload_is_what_its_name_says(problem):
     ("first", "name", "words"),
     [
         ("x.log()", "ordinary", "weights as after training"),
-        ("x.log()", "sparse", "the given inputs, since inputs of which 90 % are 0 give"),
-        ("x.log()", "heavy_tailed", "the given inputs, since heavy-tailed inputs give"),
-        ("torch.ones(()) if x.max() <= 1 else [][0]", "offset", "the given inputs, since inputs"),
+        ("x.log()", "sparse", "the given inputs once more (inputs of which 90 % are 0 give"),
+        ("x.log()", "heavy_tailed", "the given inputs once more (heavy-tailed inputs give"),
+        (
+            "torch.ones(()) if x.max() <= 1 else [][0]",
+            "offset",
+            "the given inputs once more (inputs plus 100 give",
+        ),
     ],
 )
 def test_where_the_reference_has_no_finite_answer_inputs_are_as_given(
@@ -89,6 +108,19 @@ def test_where_the_reference_has_no_finite_answer_inputs_are_as_given(
     inputs, said, _ = made(problem, name)
     assert said.startswith(words)
     assert torch.equal(inputs[0], problem.make_inputs(SEED)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sparse", "the given inputs once more (none is of floating-point numbers)"),
+        ("ordinary", "weights as after training"),
+    ],
+)
+def test_data_of_whole_numbers_are_said_to_be_the_given_ones(tmp_path, name, words):
+    (tmp_path / "places.py").write_text(OF_PLACES)
+    inputs, said, _ = made(load_problem(tmp_path / "places.py"), name)
+    assert said == words and torch.equal(inputs[0], torch.arange(8))
 
 
 def tensors() -> list[torch.Tensor]:
@@ -120,7 +152,9 @@ NAMES = "x float32 [64, 128], scale float32 [8], places int64 [32]"
         ([*tensors()[:2], 3], "got int as places"),
         ({"x": tensors()[0]}, "got x as names of inputs"),
         ("text", "got str in place of a list, tuple or dictionary of tensors"),
-        (None, "holds no tensors that can be read: "),
+        (tensors()[0], "got 1 tensors in place of 3"),
+        ([*tensors()[:2], tensors()[2].to("meta")], "got int64 [32] without numbers as places"),
+        (None, "is nothing that torch.save wrote of tensors alone (UnpicklingError)"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_what_would(problem, tmp_path, stored, got):
@@ -143,7 +177,7 @@ def test_a_file_of_code_is_not_run(problem, tmp_path):
             return (Path.touch, (tmp_path / "ran",))
 
     torch.save(Evil(), tmp_path / "mine.pt")
-    with pytest.raises(ProblemError, match="holds no tensors that can be read"):
+    with pytest.raises(ProblemError, match=r"is nothing that torch.save wrote of tensors alone"):
         made(problem, "file:mine.pt", tmp_path / "mine.pt")
     assert not (tmp_path / "ran").exists()
 

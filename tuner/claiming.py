@@ -99,13 +99,10 @@ def _at_further_sizes(planned: Planned, entry: Finalist) -> tuple[AtSize, ...]:
 
 
 def _on_others(planned: Planned, entry: Finalist) -> tuple[OnDataClaim, ...]:
-    paths = planned.config.others
-
     def claim(data: OnData) -> OnDataClaim:
         lanes = (data.baseline_samples_us, data.samples_us)
         samples_us = _samples(*lanes) if all(lanes) else ()
-        path = paths.get(data.name)
-        sha256 = sha256_of(Path(path)) if path else ""
+        sha256 = planned.config.tensors_sha256.get(data.name, "")
         return OnDataClaim(data.name, data.words, data.interval, samples_us, sha256)
 
     return tuple(map(claim, entry.others))

@@ -105,10 +105,12 @@ def tune(
     from tuner.config.quantities import absolute_workloads
     from tuner.config.run_config import load_config
 
+    with input_errors("--workloads"):
+        data = workloads and absolute_workloads(workloads)
     overrides = {
         "time": time, "effort": effort, "trials": trials, "timeout": timeout, "seed": seed,
         "device": device, "mode": mode, "accuracy": accuracy, "sampler": sampler, "batch": batch,
-        "workloads": workloads and absolute_workloads(workloads),
+        "workloads": data,
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     with watching(is_json=json) as view:

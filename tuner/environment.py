@@ -44,6 +44,7 @@ class Environment:
     may ask of the device, `machine` the versions that a time depends on. `flops` and `bytes` are
     of one call. `beside` are the names of the runs, in the same folder, of smaller sizes that are
     tuned for the same file. `in_flight` is how many candidates a search asks for at once.
+    `tensors_sha256` are the hashes of the files of tensors that candidates are timed on, by name.
     `started_at` is in ISO 8601. `other`: keys of the file that are not known, or whose values are
     of another type.
     """
@@ -72,6 +73,7 @@ class Environment:
     started_at: str = ""
     earlier: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    tensors_sha256: Mapping[str, str] = field(default_factory=dict)
     in_flight: int | None = None
     baseline_us: Number | None = None
     baseline_noise: Number | None = None

@@ -21,7 +21,7 @@ from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, ways_in, with_rows
 from tuner.choosing import Kernels
 from tuner.claiming import certificate_of
-from tuner.errors import StorageError, TunerError
+from tuner.errors import InputError, StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.job_spec import asked, new_worker
 from tuner.export.certificate import certify, code_sha256, whole_path
@@ -32,7 +32,7 @@ from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
 from tuner.problem.modes import MODE_WORDS
-from tuner.problem.timed_data import GIVEN_ALONE
+from tuner.problem.timed_data import GIVEN_ALONE, other_tensors
 from tuner.storage import sha256_of, storage_errors, write_whole
 from tuner.trial import Candidate, Finalist, Trial, content_key
 
@@ -132,8 +132,13 @@ class ExportFile:
         `remarks` say what of the verification was less than was asked for.
 
         Raises:
+            InputError: a file of tensors that it was timed on is another one now.
             StorageError: what was checked is not what would be kept.
         """
+        config = self.planned.config
+        for name, sha256 in config.tensors_sha256.items():
+            if sha256_of(Path(config.others[name])) != sha256:
+                raise InputError(other_tensors(config.others[name]))
         with storage_errors(self.unverified_path):
             is_there = self.unverified_path.is_file()
             text = self.unverified_path.read_text(encoding="utf-8") if is_there else ""

@@ -19,7 +19,7 @@ from tuner import tuning
 from tuner.config.quantities import absolute_workloads
 from tuner.config.run_config import RunConfig, load_config
 from tuner.deriving import derive_operator
-from tuner.errors import InputError, NothingCorrectError
+from tuner.errors import InputError, NothingCorrectError, input_errors
 from tuner.live_file import require_live, require_rows, write_live
 from tuner.observing import Observer
 from tuner.review.workloads import headline_of
@@ -114,7 +114,8 @@ def tune_module(
         rows = require_rows(module, inputs, batch, str(given["device"]))
         given["batch"] = ",".join(map(str, rows))
     if isinstance(named := given.get("workloads"), Sequence):
-        given["workloads"] = absolute_workloads(named)  # as it is recorded, and on a command line
+        with input_errors("tune: workloads"):  # as they are recorded, and on a command line
+            given["workloads"] = absolute_workloads(named)
     path = write_live(module, inputs)
     command = " ".join(["tune", str(path), *(f"--{k} {v}" for k, v in given.items())])
     chosen = {k: str(given.pop(k)) for k in ("rewrites", "match") if given.get(k) is not None}

@@ -190,10 +190,12 @@ def campaign(
 
     if devices is not None and cluster is not None:
         raise InputError("expected --devices of this host, or --cluster, not both")
+    with input_errors("--workloads"):
+        data = workloads and absolute_workloads(workloads)
     asked = {
         "--time": time, "--effort": effort, "--trials": trials, "--timeout": timeout,
         "--device": device, "--accuracy": accuracy,
-        "--workloads": workloads and absolute_workloads(workloads),
+        "--workloads": data,
         "--cluster": cluster,
         "--certificate": certificate and str(certificate),
     }  # fmt: skip

@@ -27,7 +27,7 @@ from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import MODE_WORDS
-from tuner.problem.timed_data import FILE, GIVEN, file_words
+from tuner.problem.timed_data import FILE, GIVEN, data_words
 from tuner.storage import sha256_of, storage_errors
 from tuner.trial import SAME_SPEED, Check, Finalist, Interval
 
@@ -208,16 +208,12 @@ def _claim(of: Certificate | AtSize, at: str) -> _Claim:
     assert of.interval is not None
     others = tuple(
         _Claim(
-            f"{at} {_on(each.name)}", of.sizes, each.interval, each.samples_us,
+            f"{at} on {data_words(each.name)}", of.sizes, each.interval, each.samples_us,
             name=each.name, tensors_sha256=each.tensors_sha256,
         )
         for each in of.others
     )  # fmt: skip
     return _Claim(at, of.sizes, of.interval, of.samples_us, others)
-
-
-def _on(name: str) -> str:
-    return f"on {file_words(name) if name.startswith(FILE) else f'{name} data'}"
 
 
 def _raced_again(
@@ -234,16 +230,17 @@ def _raced_again(
             raise InputError(f"--workloads: {name} is not in the certificate\n  known: {known}")
     found, points = {}, []
     for name, claim in named.items():
-        what, path = f"the speed-up {_on(name)}", folder / name.removeprefix(FILE)
+        what, path = f"the speed-up on {data_words(name)}", folder / name.removeprefix(FILE)
         if workloads is not None and name not in workloads:
             points.append(Point(what, None, "not asked for", is_claim=False))
         elif not name.startswith(FILE):
             found[name] = ""
         elif not (path := Path((workloads or {}).get(name, path))).is_file():
-            detail = f"there is no {path}; next: put it there, or --workloads given,file:PATH"
+            all_of_them = ",".join(f"{FILE}PATH" if n == name else n for n in (GIVEN, *named))
+            detail = f"there is no {path}; next: put it there, or --workloads {all_of_them}"
             points.append(Point(what, None, detail))
         elif (now := sha256_of(path)) != claim.tensors_sha256:
-            points.append(_same(file_words(name), claim.tensors_sha256, now))
+            points.append(_same(data_words(name), claim.tensors_sha256, now))
         else:
             found[name] = str(path.absolute())
     return found, points
@@ -340,19 +337,26 @@ def _speeds(
         )
     except WorkerError as error:
         return [Point(what, False, f"{then.words} then; in the race now: {error}")]
-    entry: Finalist = finalist(0, check, race, 1)
+    return _points_of(claim, claimed, finalist(0, check, race, 1))
+
+
+def _points_of(claim: _Claim, claimed: Sequence[_Claim], entry: Finalist) -> list[Point]:
+    """Say what became of the claims of the given data and of others, by a race."""
+    then, what = claim.interval, f"the speed-up{claim.at}"
     if entry.interval is None:
         return [Point(what, False, f"{then.words} then; now: {entry.error}")]
     if entry.falls_back:
-        return [replace(of_fallback(then), what=what)]
+        return [
+            replace(of_fallback(each.interval), what=f"the speed-up{each.at}")
+            for each in (claim, *claimed)
+        ]
     points = [replace(compared(then, entry.interval), what=what)]
     now = {data.name: data.interval for data in entry.others}
     for each in claimed:
         then, what = each.interval, f"the speed-up{each.at}"
-        found = Point(what, None, f"{then.words} then; now not timed: no room on this device")
-        if each.name in now:
-            found = replace(compared(then, now[each.name]), what=what)
-        points.append(found)
+        lacking = Point(what, None, f"{then.words} then; now not timed: no room on this device")
+        known = each.name in now
+        points.append(replace(compared(then, now[each.name]), what=what) if known else lacking)
     return points
 
 

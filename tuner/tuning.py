@@ -32,6 +32,7 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned, plan
+from tuner.problem.timed_data import other_tensors
 from tuner.review.gain import Gain
 from tuner.run import Run, create_run, is_locked, open_run
 from tuner.search.task_index import known_runs, versions_of
@@ -248,6 +249,7 @@ def _environment(
         num_cartesian=planned.space.num_cartesian,
         config_folder=str(config.base.resolve()),
         overrides=dict(overrides),
+        tensors_sha256=dict(config.tensors_sha256),
         command=command or shlex.join(sys.argv),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         earlier=json.loads(to_json(earlier)),  # for `resume`, which asks the same
@@ -286,7 +288,7 @@ def resume(
         certificate: as for `tune`.
 
     Raises:
-        InputError: something else is to be overridden.
+        InputError: something else is to be overridden, or a file of tensors is another one now.
         StorageError: not a run, or made on another device or with another toolchain.
         RunLockedError: another process works on it.
     """
@@ -305,6 +307,9 @@ def resume(
     environment = run.environment()
     observer = observer or Observer()
     config = config_of(run, given)
+    for name, then in environment.tensors_sha256.items():
+        if then != config.tensors_sha256.get(name):
+            raise InputError(other_tensors(config.others[name]))
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         config = config.model_copy(update={"device": device})
         plans = planned_sizes(config, lambda each: _planned(each, observer))

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tuner.problem.modes import MODE_WORDS
+from tuner.problem.timed_data import data_words
 from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def _trial_line(trial: Trial) -> str:
         head += f"{mark}{_us(outcome.latency_us):>10} ±{measured.noise:5.1%} {speed} "
         if measured.slowdown > 1.0 and measured.anchor_us:
             least = measured.anchor_us / measured.latency_us / measured.slowdown
-            head += f"({least:.2f}x on {measured.slowest_on} data) "
+            head += f"({least:.2f}x on {data_words(measured.slowest_on)}) "
     text = f"{head} {trial.template} {params}"
     if outcome.same_as is not None:
         text += f" (the machine code of #{outcome.same_as})"

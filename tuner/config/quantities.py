@@ -136,8 +136,10 @@ def parse_workloads(value: object) -> tuple[str, ...]:
     """
     given = value.split(",") if isinstance(value, str) else value
     expected = f"expected a list of {', '.join(WORKLOADS)} and {{file: PATH}}, such as [given]"
-    if not isinstance(given, list | tuple) or not all(map(_is_workload, given)):
+    if not isinstance(given, list | tuple):
         raise ValueError(f"{expected}, got {shown(value)}")
+    if odd := [one for one in given if not _is_workload(one)]:
+        raise ValueError(f"{expected}, got {shown(odd[0])} in it")
     names = [_worded(name).strip() for name in given]
     if not any(names):
         usual = ", ".join(USUAL)
@@ -175,7 +177,9 @@ def by_name(workloads: Sequence[str], base: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name in workloads:
-        path = (base / name.removeprefix(FILE)).absolute() if name.startswith(FILE) else None
+        path = None
+        if name.startswith(FILE):
+            path = (base / Path(name.removeprefix(FILE)).expanduser()).absolute()
         known = name if path is None else f"{FILE}{path.name}"
         if known in found:
             raise ValueError(
@@ -186,9 +190,21 @@ def by_name(workloads: Sequence[str], base: Path) -> dict[str, str]:
 
 
 def absolute_workloads(value: str | Sequence[object]) -> str:
-    """Return workloads as text of a command line, with paths that do not depend on the folder."""
+    """Return workloads as text of a command line, with paths that do not depend on the folder.
+
+    Raises:
+        ValueError: as `parse_workloads`, or there is a comma in a path, which would end it.
+    """
+    if not isinstance(value, str):
+        parse_workloads(list(value))
     words = value.split(",") if isinstance(value, str) else map(_worded, value)
-    return ",".join(map(_absolute, words))
+    found = [*map(_absolute, words)]
+    if odd := [word for word in found if "," in word]:
+        raise ValueError(
+            f"{odd[0].removeprefix(FILE)}: a comma in a path\n"
+            "  hint: name it in a config: workloads: [given, {file: PATH}]"
+        )
+    return ",".join(found)
 
 
 def _worded(workload: object) -> str:

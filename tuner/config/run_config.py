@@ -37,6 +37,7 @@ from tuner.problem.accuracy import Accuracy
 from tuner.problem.timed_data import GIVEN
 from tuner.run import Run
 from tuner.space.constraints import Constraint, Parameter
+from tuner.storage import sha256_of
 from tuner.trial import Value
 
 __all__ = ["Listed", "RunConfig", "config_of", "load_config", "parse_config"]
@@ -79,6 +80,7 @@ class RunConfig(Section):
         space: the declared parameters; `template` is among them where the file lists it.
         others: the data that the file is for beside the given ones, by name, with the path of a
             file of tensors or ""; its speed-up is the least over all of them.
+        tensors_sha256: the hash of each of these files as it was when this was read.
         constraints: with `path:line` as their origin.
         listed: the size of which several values are tuned, None where each has one. Of these
             `problem` has the largest, unless another one was named.
@@ -94,6 +96,7 @@ class RunConfig(Section):
     device: str
     accuracy: Accuracy
     others: Mapping[str, str]
+    tensors_sha256: Mapping[str, str]
     space: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...]
     time_s: float | None
@@ -223,6 +226,7 @@ def parse_config(
         device=file.device,
         accuracy=file.accuracy,
         others=others,
+        tensors_sha256={name: sha256_of(Path(file)) for name, file in others.items() if file},
         space=space,
         constraints=tuple(constraints),
         time_s=file.time_s,

@@ -61,7 +61,6 @@ class Timed:
     def __init__(self, device: str, accuracy: Accuracy) -> None:
         self._device, self._accuracy = device, accuracy
         self._model: torch.nn.Module | None = None
-        self._is_changed = False  # the reference's weights were, for other data
         self.inputs = RotatingInputs([])
         self.keeper = Keeper(device)
         self.last: LastCall | None = None
@@ -95,10 +94,8 @@ class Timed:
         self.inputs = RotatingInputs([])  # first, since there may be no memory for both
         self.last = None
         self.keeper.clear()
-        if self._is_changed:  # other data may have come with other weights
-            self._model = None
-            self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
-        self._is_changed = True
+        self._model = None  # its statistics are no longer those that it was constructed with
+        self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
         inputs, words = made_data(problem, self.model, name, WEIGHT_SEED, self._device, path)
         self.inputs = RotatingInputs(inputs)
         return words

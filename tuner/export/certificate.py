@@ -32,7 +32,8 @@ __all__ = [
     "read_certificate", "whole_path",
 ]  # fmt: skip
 
-FORMAT = 1  # 1: November 2026
+FORMAT = 2  # 2: November 2026, of any number of workloads
+FORMATS = (1, FORMAT)  # that are read
 MARK = "# certificate: "
 LINE_CHARS = 84  # of a header line's content
 HEADER_BYTES = 2**20  # looked at for a certificate; a longer header is somebody's joke
@@ -238,9 +239,10 @@ def _parsed(text: str, path: Path) -> Certificate:
     except (ValidationError, RecursionError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "too deep"
         raise InputError(f"{path}: the certificate is damaged: {why}") from error
-    if found.format != FORMAT:
+    if found.format not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
         raise InputError(
-            f"{path}: a certificate of format {found.format}; this tuner reads {FORMAT}\n"
+            f"{path}: a certificate of format {found.format}; this tuner reads {known}\n"
             "  next: verify it with the tuner that made it, or with --reference alone"
         )
     return found

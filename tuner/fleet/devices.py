@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.at_work import AtWork
-from tuner.errors import DeviceError, TunerError, WorkerError, error_of
+from tuner.errors import DeviceError, InputError, TunerError, WorkerError, error_of
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.runner import Terms
 from tuner.fleet.anchors import Anchors, Off
@@ -72,6 +72,11 @@ class FleetDevices:
         payload = {"task": spec.payload(), "terms": asdict(terms), "env": dict(env)}
         reference = Path(spec.reference)
         tensors = [Path(path) for path in terms.others.values() if path]
+        if reference.name in (path.name for path in tensors):
+            raise InputError(
+                f"{reference.name}: a file of tensors has the reference's name\n"
+                "  next: give it another one; agents tell them apart by their names"
+            )
         opening = Opening(
             lambda name: payload,
             {path.name: path for path in (*tensors, reference)},

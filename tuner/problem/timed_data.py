@@ -26,7 +26,6 @@ from tuner.problem.draws import (
     Distribution,
     WeightKind,
 )  # fmt: skip
-from tuner.wording import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +33,13 @@ if TYPE_CHECKING:
     from tuner.problem.reference import Problem
 
 __all__ = [
-    "FILE", "GIVEN", "GIVEN_ALONE", "USUAL", "WORKLOADS", "file_words", "made_data",
+    "FILE", "GIVEN", "GIVEN_ALONE", "USUAL", "WORKLOADS", "data_words", "made_data",
+    "other_tensors", "require_fitting",
 ]  # fmt: skip
 
 GIVEN = "given"
 FILE = "file:"  # before the name of a file of tensors
+GIVEN_AS_WELL = "the given inputs once more"
 GIVEN_ALONE = "on the reference's own weights and inputs alone"  # where nothing else was timed
 USUAL = (GIVEN, "ordinary")  # where nobody says which
 
@@ -61,9 +62,19 @@ _MADE = {
 WORKLOADS = (GIVEN, *_MADE)  # all but files of tensors, in their usual order
 
 
-def file_words(name: str) -> str:
-    """Return what `file:NAME` is, in words."""
-    return f"the tensors of {name.removeprefix(FILE)}"
+def data_words(name: str) -> str:
+    """Return what a workload is called in a sentence."""
+    if name.startswith(FILE):
+        return f"the tensors of {name.removeprefix(FILE)}"
+    return f"{name.replace('_', '-')} data"
+
+
+def other_tensors(path: str) -> str:
+    """Say that a file of tensors is another one than a run began with."""
+    return (
+        f"{path}: other tensors than the run began with, which its times are of\n"
+        "  next: put back what it was, or start a new run"
+    )
 
 
 def made_data(
@@ -102,16 +113,20 @@ def made_data(
                 "  expected: inputs on which all that it returns is finite\n"
                 "  next: call the module on them, or leave the file out of the workloads"
             )
-        return inputs, file_words(name)
+        return inputs, data_words(name)
+    import torch
+
     made = _MADE[name]
     if made.weights is not None:
         problem.randomise(model, seed, made.weights)
     inputs = problem.make_inputs(seed, distribution=made.inputs, device=device)
-    why = _why_not_finite(problem, model, inputs)
+    is_drawn = any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in inputs)
+    why = "none is of floating-point numbers" if not is_drawn else ""
+    if is_drawn and _why_not_finite(problem, model, inputs):
+        why = f"{made.words} give NaN, Inf or an error"
     if not why:
         return inputs, made.words
-    given = f"the given inputs, since {made.words} give NaN, Inf or an error"
-    words = made.without_inputs or given
+    words = made.without_inputs or f"{GIVEN_AS_WELL} ({why})"
     return problem.make_inputs(seed, device=device), words
 
 
@@ -129,11 +144,15 @@ def _why_not_finite(problem: Problem, model: torch.nn.Module, inputs: Sequence[A
         return f"an error: {error}"
 
 
-def _tensors_of_file(problem: Problem, path: Path, seed: int, device: str) -> list[Any]:
-    """Return the given inputs with the tensors of a file in place of theirs."""
+def require_fitting(problem: Problem, path: Path) -> dict[int, torch.Tensor]:
+    """Return the tensors of a file by their places among the reference's inputs.
+
+    Raises:
+        ProblemError: it cannot be read, or does not fit the inputs in number, shape or dtype.
+    """
     import torch
 
-    given = problem.make_inputs(seed, device=device)
+    given = problem.stand_ins()
     names = _names_of_inputs(problem, len(given))
     wanted = {n: x for n, x in zip(names, given, strict=True) if isinstance(x, torch.Tensor)}
     expected = ", ".join(f"{name} {_described(x)}" for name, x in wanted.items())
@@ -150,9 +169,11 @@ def _tensors_of_file(problem: Problem, path: Path, seed: int, device: str) -> li
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise wrong(f"cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # whatever a damaged archive makes of itself
-        raise wrong(f"holds no tensors that can be read: {one_line(str(error), 200)}") from None
-    found = {next(iter(wanted), ""): loaded} if isinstance(loaded, torch.Tensor) else loaded
+    except Exception as error:  # whatever a damaged archive makes of itself; PyTorch's own words
+        # advise to load what may run any code.
+        kind = type(error).__name__
+        raise wrong(f"is nothing that torch.save wrote of tensors alone ({kind})") from None
+    found = [loaded] if isinstance(loaded, torch.Tensor) else loaded
     if isinstance(found, list | tuple):
         if len(found) != len(wanted):
             raise wrong(f"got {len(found)} tensors in place of {len(wanted)}")
@@ -164,11 +185,22 @@ def _tensors_of_file(problem: Problem, path: Path, seed: int, device: str) -> li
     if set(found) != set(wanted):
         raise wrong(f"got {', '.join(map(str, found)) or 'no names'} as names of inputs")
     for name, tensor in found.items():
-        own = wanted[name]
-        if not isinstance(tensor, torch.Tensor) or _described(tensor) != _described(own):
+        if _described(tensor) != _described(wanted[name]):
             raise wrong(f"got {_described(tensor)} as {name}")
-        with torch.no_grad():  # laid out in memory as the reference's own is
-            own.copy_(tensor)
+        if tensor.is_meta:
+            raise wrong(f"got {_described(tensor)} without numbers as {name}")
+    return {names.index(name): tensor for name, tensor in found.items()}
+
+
+def _tensors_of_file(problem: Problem, path: Path, seed: int, device: str) -> list[Any]:
+    """Return the given inputs with the tensors of a file in place of theirs."""
+    import torch
+
+    tensors = require_fitting(problem, path)
+    given = problem.make_inputs(seed, device=device)
+    with torch.no_grad():
+        for place, tensor in tensors.items():
+            given[place].copy_(tensor)  # laid out in memory as the reference's own is
     return given
 
 

@@ -194,14 +194,16 @@ def tone_words(tone: Tone, kind: str) -> str:
 def workload_rows(workloads: Sequence[Workload]) -> list[str]:
     """Return the speed-up on each of the data that the headline is the least of, in rows.
 
-    Two stand in one row; of more each has its own, and what goes beyond `MOST_ROWS` is counted.
+    Two stand in one row; of more each has its own, and what goes beyond `MOST_ROWS`, the fastest
+    of them, is counted.
     """
     counted = [w for w in workloads if w.is_headline]
     if len(counted) == 1:
         return [f"timed {GIVEN_ALONE}"]
     if len(counted) <= 2:
         return ["; ".join(w.words for w in counted)]
-    rows = [w.words for w in counted[:MOST_ROWS]]
+    shown = sorted(counted, key=lambda w: w.interval.speedup)[:MOST_ROWS]
+    rows = [w.words for w in counted if w in shown]
     left = len(counted) - len(rows)
     return [*rows, f"{left} more in the report"] if left else rows
 
@@ -231,9 +233,9 @@ def untimed_of(result: Result | None) -> str:
     finalist = finalist_of(result)
     if finalist is None or result is None:
         return ""
-    ordinary = next((each.interval for each in finalist.others), None)
+    on_others = next((each.interval for each in finalist.others), None)
     found = {
-        "on other weights and inputs": ordinary,
+        "on other weights and inputs": on_others,
         "in a step of training": finalist.step,
         "beside torch.compile": result.compiled and result.compiled.interval,
     }
