@@ -35,7 +35,7 @@ from tuner.trial import (
     to_json,
 )
 
-BASELINE_MS, ALWAYS_MS, ELSE_MS = 40, 10, 30
+BASELINE_MS, ALWAYS_MS, ELSE_MS = 16, 4, 12
 TEMPLATE = """---
 title: Doubled, at a time of its own
 language: cpp

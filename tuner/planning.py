@@ -351,8 +351,9 @@ def _describe(
         task = JobSpec.of(
             family, reference, problem.sizes, device.torch_name, config.accuracy, mode=problem.mode
         )
+        asks = {**task.payload(), "tensors": [path for path in config.others.values() if path]}
         try:
-            sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data
+            sizes = worker.call("sizes", asks, timeout_s=DESCRIBE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
     return device, is_assumed, found["environment"], sizes["screening"], sizes["num_rows"]

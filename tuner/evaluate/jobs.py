@@ -72,6 +72,7 @@ from tuner.plans import Argument, Tensor
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 from tuner.problem.reference import ROWS, load_problem
+from tuner.problem.timed_data import require_fitting
 from tuner.trial import from_json, to_json
 
 __all__ = ["handle"]
@@ -137,14 +138,18 @@ class _Child:
         outputs: str,
         mode: TuneMode = "as_given",
         extra: Sequence[str] = (),
+        tensors: Sequence[str] = (),
         **_: Any,
     ) -> Answer:
         """Find the named sizes by letting the family's module call a stand-in for its operator.
 
         `screening` are those of every batch that screening asks for, the problem's own first.
-        What is wrong with the module, or with it beside the reference, is found here as well.
+        What is wrong with the module, or with it beside the reference, is found here as well, and
+        whether files of `tensors` fit the inputs.
         """
         problem = load_problem(Path(reference), sizes, mode)
+        for path in tensors:
+            require_fitting(problem, Path(path))
         declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
         made = [from_json(Tensor, json.dumps(tensor)) for tensor in json.loads(outputs)]
         fit = Fit(problem, Path(model_file), model_new, declared, made, tuple(extra))

@@ -25,7 +25,6 @@ from tuner.evaluate.timed import WEIGHT_SEED, Timed, spoilt_by_cuda_errors
 from tuner.kernel.binding import BoundOp, bind
 from tuner.machine import gpu_memory
 from tuner.problem.accuracy import math_mode
-from tuner.problem.timed_data import require_fitting
 from tuner.trial import Candidate, Check, Measurement, ProbeResult, from_json, to_json
 
 if TYPE_CHECKING:
@@ -134,8 +133,6 @@ class Screening:
         import torch
 
         device = self._oracle.device
-        if path:  # said at once, also where there is no room for them
-            require_fitting(self._problem, Path(path))
         state = self._timed.model.state_dict().values()
         num_bytes = self._timed.inputs.num_bytes + sum(tensor.nbytes for tensor in state)
         if num_bytes > SHARE_OF_OTHERS * free_bytes(device):
