@@ -654,6 +654,8 @@ def test_huge_rows_are_asked_a_few_at_a_time(num_rows, row_elements):
     full = [rows for name, rows in batches.items() if name.endswith("at full size")]
     assert all(rows < num_rows for rows in full)
     assert batches["an odd batch"] % 2 == 1 and batches["an odd batch"] != num_rows
+    (more,) = (p for p in probes if p.name == "more rows")
+    assert not more.gradients or num_rows * row_elements <= 2**29
     reduced = {p.batch for p in probes if p.is_reduced and p.batch not in full}
     assert num_rows <= 3 or reduced & {2, 3}
 

@@ -147,7 +147,8 @@ def batch_probes(
     most_more = 65 if extent.holds(num_rows + 65) else min(65, max(2, num_rows // 8))
     longer = num_rows + secret.randrange(1, most_more, 2)
     # Once, where all of them take gigabytes.
-    more_rows = wide if extent.full is None else {"distribution": "normal", **fields}
+    has_room = num_rows <= extent.rows_within(MOST_ELEMENTS[extent.device])
+    more_rows = wide if has_room else {"distribution": "normal", **fields}
     # Whole tiles of any kernel, and where the problem is small as many as fill a device.
     tiles = secret.choice([rows for rows in (128, 256) if rows != num_rows])
     whole = TELLS["tiles"]
