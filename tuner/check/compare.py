@@ -84,14 +84,17 @@ def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
         return mask if bool(mask.any()) else None
     if math.isfinite(_sum(got)) and math.isfinite(_sum(want)):
         return None  # as nearly always, at a fourth of what follows
-    got = (
-        got.double() if got.element_size() == 1 else got
-    )  # PyTorch asks float8 nothing of the kind
+    got, want = _asked(got), _asked(want)
     mask = (torch.isnan(got) != torch.isnan(want)) | (torch.isinf(got) != torch.isinf(want))
     infinite = torch.isinf(got) & torch.isinf(want)
     if bool((infinite & (got != want)).any()):
         mask |= infinite
     return mask if bool(mask.any()) else None
+
+
+def _asked(values: torch.Tensor) -> torch.Tensor:
+    """Return numbers of which PyTorch says whether they are finite: of float8 it does not."""
+    return values.double() if values.element_size() == 1 else values
 
 
 def _sum(values: torch.Tensor) -> float:
@@ -113,6 +116,7 @@ def undefined(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
 
     if not got.is_floating_point():
         return disputed(got, want)
+    got, want = _asked(got), _asked(want)
     mask = ~(torch.isfinite(got) & torch.isfinite(want))
     return mask if bool(mask.any()) else None
 
@@ -126,6 +130,7 @@ def is_near_overflow(got: torch.Tensor, want: torch.Tensor) -> bool:
 
     if not got.is_floating_point() or got.dtype == torch.float64 or not want.numel():
         return False
+    want = _asked(want)
     finite = torch.where(torch.isfinite(want), want.abs(), 0.0)
     return bool(finite.max() > torch.finfo(got.dtype).max / 4)
 
