@@ -23,6 +23,7 @@ from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.compiler_words import first_error, hash_code, parse_resources
 from tuner.kernel.toolchain import CPP_FLAGS, Toolchain
+from tuner.kernel.triton_files import TRITON_CACHE
 from tuner.machine.vectors import vectors
 from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.trial import Candidate, KernelResources, Status
@@ -734,7 +735,8 @@ def triton(number="1.0", text=TRITON, plan=TRITON_PLAN):
 
 
 @needs_triton
-def test_triton_is_compiled_ahead_and_a_second_builder_compiles_nothing(cache):
+def test_triton_is_compiled_ahead_and_a_second_builder_compiles_nothing(cache, monkeypatch):
+    monkeypatch.setenv(TRITON_CACHE, str(cache / "triton"))
     sizes = [{"n": 1024}, {"n": 257}]
     built = build(FOR_GPU, cache, triton(), triton_sizes=sizes)
     assert (built.status, built.error) == (Status.CORRECT, "")

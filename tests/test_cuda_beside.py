@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,11 +16,13 @@ from test_half_products import MODULES, made_of
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.export.module import export_text
+from tuner.kernel.binding import bind
 from tuner.kernel.builder import Builder
 from tuner.kernel.compiler_words import parse_resources
 from tuner.kernel.family import builtin_folder, load_family
 from tuner.kernel.rendering import rendered
 from tuner.kernel.toolchain import Toolchain
+from tuner.kernel.triton_files import TRITON_CACHE
 from tuner.machine.datasheets import known_device
 from tuner.trial import Candidate, Status
 
@@ -158,7 +163,8 @@ def test_an_exported_file_holds_the_cuda_text_and_names_its_compiler(tmp_path):
 
 @needs_nvcc
 @needs_triton
-def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path):
+def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path, monkeypatch):
+    monkeypatch.setenv(TRITON_CACHE, str(tmp_path / "triton"))
     toolchain = Toolchain("cuda", None, capability=90, triton="installed")
     family, one = candidate_of(tmp_path)
     _, other = candidate_of(tmp_path, product_k=32)
@@ -172,5 +178,49 @@ def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path):
     assert [build.status for build in builds] == [Status.CORRECT] * 2, builds
     assert all("product_of_halves_kernel" in str(build.kernels) for build in builds)
     assert builds[0].binary_key != builds[1].binary_key
-    assert len(list((tmp_path / "cache" / "triton").glob("cuda-*.so"))) == 2
+    assert len(list((tmp_path / "triton").glob("cuda-*.so"))) == 2
     assert bad.status is Status.COMPILE and "flaot2" in bad.error
+
+
+KEYS = """
+import json, sys
+from pathlib import Path
+from tuner.evaluate.modules import imported
+
+found = {}
+for name, value in vars(imported(Path(sys.argv[1]))).items():
+    kernel = vars(value)["kernel"] if type(value).__name__ == "launched" else value
+    if type(kernel).__name__ == "JITFunction":
+        found[name] = kernel.cache_key
+print(json.dumps(found))
+"""
+
+
+@needs_nvcc
+@needs_triton
+def test_an_exported_file_compiles_nothing_that_a_search_has_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv(TRITON_CACHE, str(tmp_path / "triton"))
+    toolchain = Toolchain("cuda", None, capability=90, triton="installed")
+    family, candidate = candidate_of(tmp_path)
+    sizes = [dict(family.op.sizes)]
+    with Builder(toolchain, tmp_path / "cache", num_workers=1, triton_sizes=sizes) as builder:
+        built = builder.submit(candidate).result(240)
+    made = {*(tmp_path / "triton").glob("cuda-*.so")}
+    keys = []
+    for number in (1, 30):  # lines that stand above the kernels
+        text = export_text(
+            family, candidate, reference=family.reference.read_text(), sizes={}, flags=[],
+            provenance=["a line"] * number,
+        )  # fmt: skip
+        path = tmp_path / f"exported_{number}.py"
+        path.write_text(text)
+        said = subprocess.run(
+            [sys.executable, "-c", KEYS, str(path)], capture_output=True, text=True, check=True
+        )
+        keys.append(json.loads(said.stdout))
+    assert built.status is Status.CORRECT and len(made) == 1
+    assert keys[0] == keys[1] and len(keys[0]) > 3
+    searched = bind(candidate.plan, "triton", Path(built.artefact)).globals
+    own = {n: vars(v).get("kernel") or v for n, v in searched.items() if n in keys[0]}
+    assert {n: kernel.cache_key for n, kernel in own.items()} == keys[0]
+    assert {*(tmp_path / "triton").glob("cuda-*.so")} == made

@@ -19,7 +19,8 @@ class CudaCode:
         command = [nvcc, *flags, *(["-ccbin", host] if host else [])]
         content = "\0".join([text, *command, told.stdout])
         self.key = hashlib.sha256(content.encode()).hexdigest()[:32]
-        folder = os.environ.get("TRITON_CACHE_DIR") or os.path.expanduser("~/.triton/cache")
+        home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+        folder = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
         os.makedirs(folder, exist_ok=True)
         self.path = os.path.join(folder, f"cuda-{self.key}.so")
         with open(os.path.join(folder, f"cuda-{self.key}.lock"), "w") as lock:

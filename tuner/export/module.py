@@ -20,6 +20,7 @@ from tuner.export.several import Dispatch, apart, dispatch_text, named_in
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
 from tuner.kernel.python_calls import size_lines
+from tuner.kernel.triton_files import at_fixed_lines
 from tuner.machine.platforms import platform_of
 from tuner.plans import Plan
 from tuner.problem.overrides import Overrides
@@ -251,6 +252,12 @@ def _triton(candidate: Candidate, namespace: str) -> str:
     guarded = "\n".join(f"    {line}".rstrip() for line in binding.splitlines())
     return f'''\
 {candidate.source.strip()}
+
+
+{inspect.getsource(at_fixed_lines).rstrip()}
+
+
+at_fixed_lines(globals())
 
 
 {python_calls(candidate.plan, namespace).rstrip()}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.kernel.operands import channels_last
 from tuner.kernel.python_calls import call_lines
+from tuner.kernel.triton_files import at_fixed_lines
 from tuner.machine.platforms import platform_of
 from tuner.plans import Argument, Plan
 from tuner.space.grammar import FUNCTIONS
@@ -84,6 +85,7 @@ def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        at_fixed_lines(vars(module))
         return BoundOp(plan, language, functools.partial(getattr, module), None, vars(module))
     library = ctypes.CDLL(str(artefact))
 

@@ -52,7 +52,7 @@ from tuner.kernel.compilers import (
 from tuner.kernel.elsewhere import Elsewhere
 from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
-from tuner.kernel.triton_files import KERNELS_FILE, unpack
+from tuner.kernel.triton_files import KERNELS_FILE, TRITON_CACHE, triton_folder, unpack
 from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
 
@@ -62,7 +62,6 @@ BUILD_TIMEOUT_S = 120.0  # for one candidate
 FULL_BYTES = 2**20  # with less left than one shared object, a failure says nothing
 MOST_AT_ONCE = 1024  # builds, where other hosts do some: a thread waits for each
 LOOK_EVERY_S = 0.05  # for room elsewhere, while there is none
-TRITON_FOLDER = "triton"  # of the cache: what Triton compiled, by content; candidates share it
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Builder:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for a process that runs candidates, so that it finds what was built."""
-        return {"TRITON_CACHE_DIR": str(self.cache_dir / TRITON_FOLDER)}
+        return {TRITON_CACHE: str(triton_folder())}
 
     @property
     def at_once(self) -> int:
@@ -236,7 +235,7 @@ class Builder:
             if made is not None:
                 kernels = folder / KERNELS_FILE
                 if kernels.exists():
-                    unpack(kernels, self.cache_dir / TRITON_FOLDER)
+                    unpack(kernels, triton_folder())
                     kernels.unlink()
                 return made
             self._here.acquire()

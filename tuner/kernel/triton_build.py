@@ -9,9 +9,8 @@ its launches are noted alone. Triton's cache folder then holds what a worker, wh
 the same folder, finds there instead of compiling. So builders compile in parallel, and the one
 process that owns the device only loads.
 
-The folder is `TRITON_CACHE_DIR` where that is set (one folder for all candidates shares the
-kernels that they have in common), else OUT_DIR/triton_cache. The report is one line of JSON on
-stdout and in OUT_DIR/ahead.json; logs go to stderr. The exit status is 0 also for a candidate
+The folder is Triton's own: `TRITON_CACHE_DIR`, or ~/.triton/cache. The report is one line of JSON
+on stdout and in OUT_DIR/ahead.json; logs go to stderr. The exit status is 0 also for a candidate
 that does not compile.
 """
 
@@ -42,11 +41,10 @@ from tuner.machine.forkserver import die_with
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
 
-__all__ = ["CACHE_FOLDER", "PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "main"]
+__all__ = ["PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "main"]
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "ahead.json"  # inside OUT_DIR
-CACHE_FOLDER = "triton_cache"  # inside OUT_DIR, unless TRITON_CACHE_DIR names another
 WARP_THREADS = 32  # NVIDIA, every architecture
 STUCK_S = 60.0  # after which a build's log says where it is
 DEFAULT_SIZE = 1024  # a size nobody gave: a multiple of 16, as Triton specialises on that
@@ -201,20 +199,18 @@ class _Recorder:
 def build_ahead(
     source: Path,
     plan: Plan,
-    out_dir: Path,
     *,
     arch: int,
     sizes: Sequence[Mapping[str, int]],
 ) -> AheadBuild:
     """Compile every kernel that the candidate's calls launch, at each of `sizes`.
 
-    Changes this process for good (Triton's driver, its launches, TRITON_CACHE_DIR): it is
-    meant for a process of its own.
+    Changes this process for good (Triton's driver, its launches): it is meant for a process of
+    its own.
 
     Args:
         source: the rendered text, as a file (Triton reads a kernel's lines from it).
         plan: the candidate's plan.
-        out_dir: folder that exists.
         arch: compute capability, 90 for 9.0.
         sizes: the problem's named sizes, one mapping a shape that will be called; a size that
             is missing is taken as 1024. Triton makes one binary for sizes that are multiples
@@ -225,7 +221,6 @@ def build_ahead(
     """
     if importlib.util.find_spec("triton") is None:
         raise ToolchainError("Triton is not installed\n  next: pip install triton")
-    os.environ.setdefault("TRITON_CACHE_DIR", str(out_dir / CACHE_FOLDER))
     recorder = _intercept(arch)
     error = note = ""
     try:
@@ -322,7 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         plan = from_json(Plan, asked.plan.read_bytes())
         sizes = asked.sizes if isinstance(asked.sizes, list) else [asked.sizes]
-        report = build_ahead(asked.source, plan, asked.out_dir, arch=asked.arch, sizes=sizes)
+        report = build_ahead(asked.source, plan, arch=asked.arch, sizes=sizes)
     except TunerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""What Triton compiled on one host, for Triton's cache on another one.
+"""What Triton compiled: where it is kept, and how it comes into Triton's cache on another host.
 
 Triton keeps each kernel in a folder named by all that shapes it: its text, its constants, the GPU,
 and Triton itself to the byte. A folder that comes from elsewhere is thus found where Triton is the
@@ -15,11 +15,34 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["KERNELS_FILE", "pack", "unpack"]
+__all__ = ["KERNELS_FILE", "TRITON_CACHE", "at_fixed_lines", "pack", "triton_folder", "unpack"]
 
+TRITON_CACHE = "TRITON_CACHE_DIR"  # the variable that Triton reads
 KERNELS_FILE = "kernels.zip"  # beside an artefact that another host made
 _GROUP = "__grp__"  # begins the name of a file that lists the paths of a kernel's others
 _PATHS = "child_paths"  # its key, paths by names
+
+
+def triton_folder() -> Path:
+    """Return the folder where Triton keeps kernels for this user, by content.
+
+    What a search compiles is kept there, too: the exported file's processes find it, and so does
+    who runs the file later.
+    """
+    home = os.environ.get("TRITON_HOME") or Path.home()
+    return Path(os.environ.get(TRITON_CACHE) or Path(home) / ".triton" / "cache").absolute()
+
+
+def at_fixed_lines(names: dict[str, object]) -> None:
+    """Let Triton's cache know kernels of a text by what they do, wherever they stand in it.
+
+    It knows them by their line as well: what a search compiled would be compiled anew in the file
+    that it becomes, and again whenever a line is added to that file's head.
+    """
+    for value in [*names.values()]:
+        kernel = vars(value)["kernel"] if type(value).__name__ == "launched" else value
+        if type(kernel).__name__ == "JITFunction":
+            vars(kernel)["starting_line_number"] = 1
 
 
 def pack(folders: Iterable[Path]) -> bytes:
