@@ -1300,3 +1300,31 @@ def test_an_honest_module_is_accepted_whatever_the_draw(problem):
 
         result = by_majority(ask)
         assert result.is_accepted, result.reason
+
+
+@pytest.mark.parametrize(
+    ("in_float64", "said", "next_step"),
+    [
+        ("torch.empty(2**50, dtype=x.dtype)", "memory ran out", "its weights take 0.0 GiB"),
+        ("x + torch.ones(3)", "the float64 run of the reference fails", "as by torch.zeros("),
+    ],
+)
+def test_why_a_reference_does_not_run_in_float64_is_said(tmp_path, in_float64, said, next_step):
+    text = f"""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return self.linear(x) if x.dtype == torch.float32 else {in_float64}
+def get_inputs():
+    return [torch.rand(4, 8)]
+def get_init_inputs():
+    return []
+"""
+    found = load_reference(tmp_path, text)
+    probe = thorough_probes(SEED, found.num_rows())[0]
+    with pytest.raises(ProblemError, match=said) as caught:
+        expected(found, probe, FLOAT32)
+    assert next_step in str(caught.value)

@@ -146,11 +146,7 @@ def expected(
             problem, wide, script, wide_tensors, probe, is_exact=True, own=own
         )
     if wide_report.error:
-        raise problem.error(
-            f"the float64 run of the reference fails: {wide_report.error}\n  next: forward has to "
-            "run in float64 too: give the tensors that it makes the type of those that they meet, "
-            "as by torch.zeros(..., dtype=x.dtype)"
-        )
+        raise _without_float64(problem, model, wide_report.error)
     if probe.distribution == "vast" and any(
         is_near_overflow(t, oracle[n]) for n, t in baseline.items()
     ):
@@ -186,6 +182,23 @@ def expected(
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
         replay=Replay(problem, probe, script, tensors, accuracy, device, known),
     )  # fmt: skip
+
+
+def _without_float64(problem: Problem, model: torch.nn.Module, said: str) -> ProblemError:
+    """Return why nothing can be judged where the reference does not run in float64."""
+    if says_no_memory(said):
+        num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+        next_ = (
+            f"its weights take {num_bytes / 2**30:.1f} GiB, and a file is judged beside them and "
+            "their gradients in float64, of several calls at once: tune it on a device with more "
+            "memory, or with smaller sizes"
+        )
+        return problem.error(f"memory ran out for the float64 run: {said}\n  next: {next_}")
+    return problem.error(
+        f"the float64 run of the reference fails: {said}\n  next: forward has to run in float64 "
+        "too: give the tensors that it makes the type of those that they meet, as by "
+        "torch.zeros(..., dtype=x.dtype)"
+    )
 
 
 def _depends_on_order(

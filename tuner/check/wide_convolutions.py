@@ -130,7 +130,8 @@ class Geometry:
         import torch
 
         around = [n for p in reversed(self.padding) for n in (p, p)]
-        padded = torch.nn.functional.pad(big, around).contiguous()
+        # Padding by nothing would be a copy, of gigabytes.
+        padded = (torch.nn.functional.pad(big, around) if any(around) else big).contiguous()
         apart = padded.stride()[2:]
         places = [d * n for d, n in zip(self.dilation, apart, strict=True)]
         steps = [s * n for s, n in zip(self.stride, apart, strict=True)]

@@ -227,6 +227,7 @@ class Screening:
             call = self._timed.inputs.fresh_call()
             result = model(*self._timed.inputs.of_call(call))
             answer = unasked.answer_of_call(model, outputs_of(result), kinds_of(result))
+            del result  # a copy of it is judged, beside float64, which may fill a GPU's memory
             return self._oracle.verdict(self._expected_of_call(call), answer)
 
         with torch.no_grad(), math_mode(self._oracle.accuracy):
