@@ -734,6 +734,16 @@ def triton(number="1.0", text=TRITON, plan=TRITON_PLAN):
     return Candidate("op", "t", {}, "triton", text.replace("NUMBER", str(number)), plan)
 
 
+def test_where_triton_cannot_keep_kernels_that_is_said_at_once(cache, tmp_path, monkeypatch):
+    taken = tmp_path / "a file"
+    taken.write_text("")
+    monkeypatch.setenv(TRITON_CACHE, str(taken / "triton"))
+    with pytest.raises(StorageError, match="where Triton keeps kernels: not a directory") as said:
+        Builder(FOR_GPU, cache, num_workers=1, triton_sizes=[{"n": 1024}])
+    assert f"next: set {TRITON_CACHE}" in str(said.value)
+    Builder(FOR_GPU, cache, num_workers=1).close()  # nothing is compiled ahead
+
+
 @needs_triton
 def test_triton_is_compiled_ahead_and_a_second_builder_compiles_nothing(cache, monkeypatch):
     monkeypatch.setenv(TRITON_CACHE, str(cache / "triton"))

@@ -42,7 +42,7 @@ from tuner.fleet.local import local_fleet
 from tuner.fleet.wire import Blobs, Garbled, digest_of
 from tuner.kernel.builder import Builder
 from tuner.kernel.toolchain import Toolchain
-from tuner.kernel.triton_files import KERNELS_FILE, TRITON_CACHE, pack, unpack
+from tuner.kernel.triton_files import KERNELS_FILE, pack, unpack
 from tuner.machine.datasheets import known_device
 from tuner.machine.limits import limits_of
 from tuner.plans import Argument, Plan, Step, Tensor
@@ -583,10 +583,8 @@ def doubled(note: str = "") -> Candidate:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_kernels_that_triton_compiled_elsewhere_are_in_tritons_cache_here(hosts, monkeypatch):
+def test_kernels_that_triton_compiled_elsewhere_are_in_tritons_cache_here(hosts):
     hosts.lend("a")
-    cache = hosts.folder / "triton"
-    monkeypatch.setenv(TRITON_CACHE, str(cache))  # that of the host is another one
     toolchain, sizes = Toolchain.find("cuda", 90, ["triton"]), [{"n": 1024}, {"n": 257}]
     with hosts.parent("parent", ["a"], toolchain, ["triton"], sizes) as builder:
         built = builder.submit(doubled()).result(LONG_S)
@@ -595,10 +593,11 @@ def test_kernels_that_triton_compiled_elsewhere_are_in_tritons_cache_here(hosts,
     assert (built.status, built.host) == (Status.CORRECT, hosts.full("a"))
     assert len(built.kernels) == 2 and Path(built.artefact).read_text() == doubled().source
     assert broken.status is Status.COMPILE and broken.host == hosts.full("a")
+    cache = hosts.folder / "parent" / "triton"
     found = {path: path.stat().st_mtime_ns for path in cache.rglob("*.cubin")}
     assert len(found) == 2
     (hosts.folder / "a" / "cache").rename(hosts.folder / "gone")
-    with Builder(toolchain, hosts.folder / "parent", num_workers=1, triton_sizes=sizes) as builder:
+    with Builder(toolchain, cache.parent, num_workers=1, triton_sizes=sizes) as builder:
         again = builder.submit(doubled("in other words")).result(LONG_S)
     assert not again.is_cached and again.binary_key == built.binary_key
     assert again.kernels == built.kernels

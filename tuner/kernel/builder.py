@@ -52,7 +52,7 @@ from tuner.kernel.compilers import (
 from tuner.kernel.elsewhere import Elsewhere
 from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
-from tuner.kernel.triton_files import KERNELS_FILE, TRITON_CACHE, triton_folder, unpack
+from tuner.kernel.triton_files import KERNELS_FILE, require_writable, triton_folder, unpack
 from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
 
@@ -86,7 +86,7 @@ class Builder:
             they have already; closed with this.
 
     Raises:
-        StorageError: the cache folder cannot be used, or others could plant code in it.
+        StorageError: a cache folder cannot be used, or others could plant code in it.
     """
 
     def __init__(
@@ -105,6 +105,10 @@ class Builder:
         self._timeout_s = timeout_s
         is_ahead = PLATFORMS[toolchain.kind].is_gpu and toolchain.triton is not None
         self._triton_sizes = [dict(sizes) for sizes in triton_sizes] if is_ahead else []
+        own = self.cache_dir / "triton"  # what other hosts compile is for this tuner alone
+        self._triton_folder = triton_folder() if elsewhere is None else own
+        if self._triton_sizes:
+            require_writable(self._triton_folder)
         self._num_workers, self._elsewhere = num_workers, elsewhere or Elsewhere()
         self._here = threading.Semaphore(num_workers)  # compilers that may start
         at_once = num_workers if elsewhere is None else MOST_AT_ONCE
@@ -146,7 +150,7 @@ class Builder:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for a process that runs candidates, so that it finds what was built."""
-        return {TRITON_CACHE: str(triton_folder())}
+        return {"TRITON_CACHE_DIR": str(self._triton_folder)}
 
     @property
     def at_once(self) -> int:
@@ -235,7 +239,7 @@ class Builder:
             if made is not None:
                 kernels = folder / KERNELS_FILE
                 if kernels.exists():
-                    unpack(kernels, triton_folder())
+                    unpack(kernels, self._triton_folder)
                     kernels.unlink()
                 return made
             self._here.acquire()

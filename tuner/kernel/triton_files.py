@@ -15,7 +15,17 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["KERNELS_FILE", "TRITON_CACHE", "at_fixed_lines", "pack", "triton_folder", "unpack"]
+from tuner.errors import StorageError
+
+__all__ = [
+    "KERNELS_FILE",
+    "TRITON_CACHE",
+    "at_fixed_lines",
+    "pack",
+    "require_writable",
+    "triton_folder",
+    "unpack",
+]
 
 TRITON_CACHE = "TRITON_CACHE_DIR"  # the variable that Triton reads
 KERNELS_FILE = "kernels.zip"  # beside an artefact that another host made
@@ -29,8 +39,26 @@ def triton_folder() -> Path:
     What a search compiles is kept there, too: the exported file's processes find it, and so does
     who runs the file later.
     """
-    home = os.environ.get("TRITON_HOME") or Path.home()
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # which need not exist
     return Path(os.environ.get(TRITON_CACHE) or Path(home) / ".triton" / "cache").absolute()
+
+
+def require_writable(folder: Path) -> None:
+    """Make Triton's cache folder where it is not there.
+
+    Raises:
+        StorageError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise StorageError(
+            f"{folder}, where Triton keeps kernels: {reason}\n"
+            f"  next: set {TRITON_CACHE} to a folder in which you can write"
+        ) from error
 
 
 def at_fixed_lines(names: dict[str, object]) -> None:
