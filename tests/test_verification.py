@@ -334,6 +334,8 @@ def test_torch_compile_takes_part_in_the_race_of_files_where_it_can(verification
         assert found.interval.num_processes == found.ours.num_processes == 2
         assert found.error == "" and found.latency_us > 0.0
         assert found.answer.is_accepted and found.answer.rms_rel < 1e-6
+        (on,) = entry.others
+        assert found.others.keys() == {on.words} and found.others[on.words].num_processes == 2
         assert verification.rival.ready == {f"torch.compile ({mode})": []}  # all raced
     else:
         assert mode in found.error and found.interval is None and found.ours is None
@@ -346,6 +348,7 @@ def test_a_file_that_an_earlier_session_raced_races_with_torch_compile(verificat
     entry = Finalist(0, Check(True, "float32"), race_key="of an earlier session")
     found = verification.rival.result(entry, file.unverified_path, verification.schedule)
     assert found.error == "" and found.ours.num_processes == 2
+    assert found.others == {}  # as given alone
 
 
 class Begun(dict):

@@ -76,6 +76,14 @@ ROUNDED = ProbeResult("after timing", 1e-4, 1e-3, 2e-7, 1e-6, False, "as in TF32
             "would be rejected",
         ),
         (replace(ended(1.9), compiled=compiled(1.5)), "good", ""),
+        (
+            replace(
+                ended(4.67, others=on_ordinary(2.4)),
+                compiled=replace(compiled(1.1), others={ORDINARY: around(3.0)}),
+            ),
+            "caution",
+            f"torch.compile is faster on {ORDINARY}: 3.00x",
+        ),
         # On the same data, as given, it is not.
         (replace(ended(4.67, others=on_ordinary(2.4)), compiled=compiled(3.0)), "good", ""),
     ],

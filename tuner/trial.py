@@ -332,6 +332,8 @@ class Compiled:
 
     `interval` is baseline / torch.compile, `ours` torch.compile / exported file, of the same
     rounds; `answer` the verdict on one of its calls. Where all are None, `error` says why.
+    `others` are the speed-ups of torch.compile on other data, by their words. In steps of
+    training it does not race: that would compile once more.
     """
 
     mode: str
@@ -340,6 +342,7 @@ class Compiled:
     latency_us: float | None = None
     error: str = ""
     answer: ProbeResult | None = None
+    others: dict[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

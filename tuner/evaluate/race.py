@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tuner.intervals import rounds_of, speedup_of, with_figures
 from tuner.problem.timed_data import GIVEN_ALONE
-from tuner.trial import Check, Compiled, Finalist, OnData, ProbeResult
+from tuner.trial import Check, Compiled, Finalist, Interval, OnData, ProbeResult
 
 __all__ = ["Race", "compared_with_compiled", "finalist"]
 
@@ -135,9 +135,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
         others=tuple(_on_data(name, other, lane) for name, other in race.others.items()),
-        step=speedup_of(steps[0], steps[lane])
-        if steps is not None and steps.bursts[lane]
-        else None,
+        step=_of_lane(steps, lane) if steps and steps.bursts[lane] else None,
         step_failure="" if steps is None else steps.failure,
     )
     return with_figures(entry)
@@ -165,7 +163,13 @@ def compared_with_compiled(mode: str, race: Race, lane: int) -> Compiled:
         ours=speedup_of(compiled, own),
         latency_us=statistics.median(value for process in compiled for value in process),
         answer=race.answer,
+        others={each.on: _of_lane(each, race.compiled) for each in race.others.values()},
     )
+
+
+def _of_lane(race: Race, lane: int) -> Interval:
+    own = race[lane]
+    return speedup_of(race[0][: len(own)], own)
 
 
 def _frozen(lane: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:

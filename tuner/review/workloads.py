@@ -46,7 +46,7 @@ class Workload:
     """Speed over PyTorch in one situation; `is_ours` is False of torch.compile's own.
 
     The headline is the least of those that are `is_headline`. `note` is what must be known of it
-    besides.
+    besides; `beside` the file's own speed-up in the situation of what is not ours.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Workload:
     is_ours: bool = True
     note: str = ""
     is_headline: bool = True
+    beside: Interval | None = None
 
     @property
     def words(self) -> str:
@@ -91,11 +92,24 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         if race.step is not None and race.step != finalist.step:
             name = f"in a step of training at {size}"
             found.append(Workload(name, race.step, is_headline=False))
-    if result.compiled is not None and result.compiled.interval is not None:
-        name, note = "torch.compile", answer_words(result.compiled)
-        theirs = result.compiled.interval
-        found.append(Workload(name, theirs, is_ours=False, note=note, is_headline=False))
+    if result.compiled is not None:
+        found += _of_compiled(result.compiled, finalist)
     return tuple(found)
+
+
+def _of_compiled(compiled: Compiled, finalist: Finalist) -> list[Workload]:
+    """Return torch.compile's speed-ups where the file's are known, each with that beside it."""
+    pairs = [("", compiled.interval, finalist.interval)]
+    pairs += [
+        (f" on {data.words}", compiled.others.get(data.words), data.interval)
+        for data in finalist.others
+    ]
+    note = answer_words(compiled)
+    return [
+        Workload(f"torch.compile{where}", theirs, False, note, is_headline=False, beside=ours)
+        for where, theirs, ours in pairs
+        if theirs is not None
+    ]
 
 
 def _on_other_data(finalist: Finalist, at: str = "") -> list[Workload]:
@@ -156,9 +170,10 @@ def caveat_of(workloads: Sequence[Workload]) -> str:
     less = [w for w in others if w.is_ours and _is_below(w.interval, head.interval)]
     said = [w.words for w in sorted(less, key=lambda w: w.interval.speedup)]
     said += [
-        f"torch.compile is faster: {ratio_words(w.interval.speedup)}{w.note}"
+        f"{w.name.replace('torch.compile', 'torch.compile is faster', 1)}: "
+        f"{ratio_words(w.interval.speedup)}{w.note}"
         for w in others
-        if not w.is_ours and _is_below(workloads[0].interval, w.interval)
+        if w.beside is not None and _is_below(w.beside, w.interval)
     ]
     return "; ".join(said)
 
