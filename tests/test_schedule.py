@@ -33,6 +33,14 @@ def test_quick_verifies_one_file_and_thorough_more_than_normal(tmp_path):
     assert quick.verification_s < normal.verification_s < thorough.verification_s
 
 
+def test_each_of_the_data_that_a_file_is_raced_on_takes_time(tmp_path):
+    given, usual, more = (
+        schedule(tmp_path, workloads=workloads).race_s
+        for workloads in (["given"], ["given", "ordinary"], ["given", "ordinary", "sparse"])
+    )
+    assert given < usual < more and more - usual == pytest.approx(usual - given)
+
+
 def test_what_fits_is_left_alone_and_the_search_gets_the_rest(tmp_path):
     before = schedule(tmp_path, time="10m")
     found = before.fitted(600.0)

@@ -47,13 +47,15 @@ class Costs:
     start_s: float = START_S["cpu"]
     batches_s: float = 0.0
     num_sizes: int = 0  # at which a file of several is raced, once it is compiled and checked
+    num_others: int = 1  # of the data that it is raced on besides the given ones
 
     def set_s(self, num_finalists: int, samples_s: float) -> float:
         """Return the seconds of one set of processes of a race, the baseline's among them."""
         counted_s = max(samples_s, LEAST_CALLS * self.call_s)
         warm_up_s = min(WARM_UP_S, WARM_UP_CALLS * self.call_s)
-        # Ordinary data take a quarter of it, and there are waits between turns.
-        return self.start_s + (num_finalists + 1) * (1.5 * counted_s + warm_up_s + 0.3)
+        # Further data take a quarter of it each, and there are waits between turns.
+        counted_s *= 1.25 + 0.25 * self.num_others
+        return self.start_s + (num_finalists + 1) * (counted_s + warm_up_s + 0.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class Schedule:
 def scheduled(config: RunConfig, costs: Costs) -> Schedule:
     """Return what a config asks for, before any time has passed."""
     measure, search_s = config.measure, config.search.timeout_s
+    costs = replace(costs, num_others=len(config.others))
     num_finalists, num_processes = measure.num_finalists, measure.num_processes
     samples_s = measure.finalists_s
     if config.effort == "quick":
