@@ -135,7 +135,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
         others=tuple(_on_data(name, other, lane) for name, other in race.others.items()),
-        step=_of_lane(steps, lane) if steps and steps.bursts[lane] else None,
+        step=None if steps is None or not steps.bursts[lane] else _of_lane(steps, lane),
         step_failure="" if steps is None else steps.failure,
     )
     return with_figures(entry)
