@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -110,7 +111,8 @@ def test_who_waits_for_much_memory_is_not_overtaken_by_who_needs_little(tmp_path
     assert begins(Turns(tmp_path).memory, LONG_S)
 
 
-def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held):
+def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held, monkeypatch):
+    monkeypatch.setattr("tuner.machine.turns.usable_cores", lambda: 2)
     other, turns = held("check"), Turns(tmp_path)
     held("check")
     assert begins(turns.memory, LONG_S) and begins(turns.alone, LONG_S)
@@ -120,6 +122,16 @@ def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held):
     mine = Turns(tmp_path)
     with mine.checking():
         assert begins(mine.checking, LONG_S)
+        assert not begins(Turns(tmp_path).checking, SHORT_S)
+    assert begins(Turns(tmp_path).checking, LONG_S)
+
+
+@pytest.mark.parametrize(("cores", "number"), [(1, 2), (14, 2), (16, 3), (64, 4)])
+def test_as_many_check_at_a_time_as_there_are_cores_for(tmp_path, monkeypatch, cores, number):
+    monkeypatch.setattr("tuner.machine.turns.usable_cores", lambda: cores)
+    with ExitStack() as stack:
+        for _ in range(number):
+            stack.enter_context(Turns(tmp_path, patience_s=LONG_S).checking())
         assert not begins(Turns(tmp_path).checking, SHORT_S)
     assert begins(Turns(tmp_path).checking, LONG_S)
 

@@ -5,7 +5,7 @@ Files of each GPU below `cache_folder()`, locked while it is used; whoever is ki
     device      held alone to time, shared to check
     memory-0 .. parts of its memory, held alone: a few to search or race, half or all of them for
                 a question of a check that may take so much
-    check-0, -1 held alone to check: memory and processors are for two at a time
+    check-0, .. held alone to check, by as many at a time as there are processors for
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
     user-...    held by each process that searches, checks, waits for that or races
 
@@ -28,7 +28,7 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import IO
 
-from tuner.machine.host import cache_folder
+from tuner.machine.host import cache_folder, usable_cores
 from tuner.machine.platforms import is_gpu
 
 __all__ = ["ALL", "HALF", "SOME", "Turns", "turns_of"]
@@ -37,7 +37,8 @@ SOME, HALF, ALL = 0.25, 0.5, 1.0  # of the memory: some is what a search or a ra
 MEMORY_PARTS = 4
 LOOK_EVERY_S = 0.002
 CHECKS_OF_OTHERS = 8  # that may come before one's own
-CHECKS_AT_ONCE = 2  # most of a check is the host's work; what takes all memory asks for it alone
+# Most of a check is the work of four processes of the host. What takes all memory asks for it.
+CORES_OF_A_CHECK, FEWEST_CHECKS, MOST_CHECKS = 5, 2, 4
 PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
 
 
@@ -62,6 +63,11 @@ class _Hold:
                 self.num_users -= 1
                 if self.num_users == 0:
                     self.stack.close()
+
+
+def checks_at_once() -> int:
+    """Return how many tuners check at a time on a GPU of this host."""
+    return min(MOST_CHECKS, max(FEWEST_CHECKS, usable_cores() // CORES_OF_A_CHECK))
 
 
 class Turns:
@@ -134,12 +140,12 @@ class Turns:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Check while at most one other tuner does; threads of this process do so side by side."""
+        """Check while few other tuners do; threads of this process do so side by side."""
 
         def take() -> None:
             self._be_seen(self._check.stack)  # also while it waits
             self._take(
-                self._check.stack, "check", LOCK_EX, CHECKS_OF_OTHERS, num_places=CHECKS_AT_ONCE
+                self._check.stack, "check", LOCK_EX, CHECKS_OF_OTHERS, num_places=checks_at_once()
             )
 
         with self._check.taken(take):
