@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from tuner.by_batch import ByBatch, Way
@@ -271,7 +271,7 @@ def text_maker(
     reference = planned.reference.read_text(encoding="utf-8")
     (first, flags), *more = [(each, toolchain.flags(each.language)) for each in candidates]
 
-    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
+    def written(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
         lines = [
             *head(entry),
             *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
@@ -281,6 +281,15 @@ def text_maker(
             planned.family, first, reference=reference, sizes=planned.config.problem.sizes,
             flags=flags, provenance=lines, standing=standing, more=more, dispatch=dispatch,
         )  # fmt: skip
+
+    @cache  # it is asked for wherever the code's hash is
+    def unverified() -> str:
+        return written(UNVERIFIED, None, ())
+
+    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
+        if standing == UNVERIFIED and entry is None and not remarks:
+            return unverified()
+        return written(standing, entry, remarks)
 
     return text_of
 

@@ -7,6 +7,7 @@ around it, and a header that says where it comes from. Verifying the file is `ev
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from tuner.capture.settings import made_from
 from tuner.errors import TemplateError
 from tuner.export.python_operators import operator_of, python_binding, python_calls, work_of
 from tuner.export.registration import cpp_binding, schema
-from tuner.export.several import Dispatch, apart, dispatch_text, named_in
+from tuner.export.several import KEPT_TEXTS, Dispatch, apart, dispatch_text, named_in
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
 from tuner.kernel.python_calls import size_lines
@@ -321,6 +322,7 @@ if IS_FIRST_IMPORT{ending}:
     )'''
 
 
+@functools.lru_cache(KEPT_TEXTS)
 def _futures_apart(text: str) -> tuple[str, str]:
     """Return the imports from `__future__`, which begin a file, and a text without them."""
     lines, found = text.split("\n"), list[str]()
@@ -365,6 +367,7 @@ def _clashes(reference: str, behind: str) -> bool:
     )
 
 
+@functools.lru_cache(KEPT_TEXTS)
 def _named(text: str) -> dict[str, str]:
     """Return what a text names at its top level, with what is imported by that name, if it is."""
     found: dict[str, str] = {}

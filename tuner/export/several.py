@@ -8,6 +8,7 @@ at how many rows it has and takes the kernel for them.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,12 @@ from tuner.by_batch import MOST, Way
 from tuner.plans import Plan
 
 __all__ = [
-    "KERNELS_NAME", "Dispatch", "apart", "dispatch_text", "named_in", "take_kernel", "way_of",
+    "KEPT_TEXTS", "KERNELS_NAME", "Dispatch", "apart", "dispatch_text", "named_in", "take_kernel",
+    "way_of",
 ]  # fmt: skip
 
 KERNELS_NAME = "_FUSED_KERNELS"  # of the line that says which kernel is for how many rows
+KEPT_TEXTS = 16  # whose names are known: a run writes its files many times
 _WAYS: dict[str, Way] = {
     "eval": "eval", "kept": "step", "gradients": "step", "weight_gradients": "step",
 }  # of extra operators  # fmt: skip
@@ -104,6 +107,7 @@ def kernel_for(rows, way):
 # ---- names that are kept apart ----------------------------------------------------------------
 
 
+@functools.lru_cache(KEPT_TEXTS)
 def apart(text: str, ending: str) -> str:
     """Return a Python text in which all that it names at its top level ends in `ending`.
 
@@ -119,9 +123,10 @@ def apart(text: str, ending: str) -> str:
     return b"\n".join(lines).decode()
 
 
-def named_in(text: str) -> set[str]:
+@functools.lru_cache(KEPT_TEXTS)
+def named_in(text: str) -> frozenset[str]:
     """Return what a Python text names at its top level, imports apart."""
-    return _given(ast.parse(text).body)
+    return frozenset(_given(ast.parse(text).body))
 
 
 def _given(body: Sequence[ast.stmt]) -> set[str]:
