@@ -734,14 +734,20 @@ def triton(number="1.0", text=TRITON, plan=TRITON_PLAN):
     return Candidate("op", "t", {}, "triton", text.replace("NUMBER", str(number)), plan)
 
 
-def test_where_triton_cannot_keep_kernels_that_is_said_at_once(cache, tmp_path, monkeypatch):
-    taken = tmp_path / "a file"
-    taken.write_text("")
-    monkeypatch.setenv(TRITON_CACHE, str(taken / "triton"))
-    with pytest.raises(StorageError, match="where Triton keeps kernels: not a directory") as said:
-        Builder(FOR_GPU, cache, num_workers=1, triton_sizes=[{"n": 1024}])
-    assert f"next: set {TRITON_CACHE}" in str(said.value)
-    Builder(FOR_GPU, cache, num_workers=1).close()  # nothing is compiled ahead
+@pytest.mark.parametrize("place", ["usual", "a file", "shared"])
+def test_kernels_are_in_tritons_folder_where_that_is_ours_alone(
+    cache, tmp_path, monkeypatch, place
+):
+    folder = tmp_path / "taken" / "triton"
+    monkeypatch.setenv(TRITON_CACHE, str(folder))
+    if place == "a file":
+        folder.parent.write_text("")
+    if place == "shared":
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+    with Builder(FOR_GPU, cache, num_workers=1, triton_sizes=[{"n": 1024}]) as builder:
+        found = builder.environment[TRITON_CACHE]
+    assert found == str(folder if place == "usual" else cache / "triton")
 
 
 @needs_triton
@@ -757,6 +763,10 @@ def test_triton_is_compiled_ahead_and_a_second_builder_compiles_nothing(cache, m
     assert len(binaries) == 2  # one for multiples of 16, one for other sizes
     again = build(FOR_GPU, cache, triton(), triton_sizes=sizes)
     assert again.is_cached and again.kernels == built.kernels
+    assert set((cache / "triton").rglob("*.cubin")) == binaries
+    shutil.rmtree(cache / "triton")  # as one empties a cache
+    anew = build(FOR_GPU, cache, triton(), triton_sizes=sizes)
+    assert anew.status is Status.CORRECT
     assert set((cache / "triton").rglob("*.cubin")) == binaries
     assert leftovers(cache) == []
 

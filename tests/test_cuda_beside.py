@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import itertools
 import json
 import shutil
@@ -16,13 +17,14 @@ from test_half_products import MODULES, made_of
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.export.module import export_text
+from tuner.export.several import apart
 from tuner.kernel.binding import bind
 from tuner.kernel.builder import Builder
 from tuner.kernel.compiler_words import parse_resources
 from tuner.kernel.family import builtin_folder, load_family
 from tuner.kernel.rendering import rendered
 from tuner.kernel.toolchain import Toolchain
-from tuner.kernel.triton_files import TRITON_CACHE
+from tuner.kernel.triton_files import TRITON_CACHE, at_fixed_lines
 from tuner.machine.datasheets import known_device
 from tuner.trial import Candidate, Status
 
@@ -189,11 +191,20 @@ from tuner.evaluate.modules import imported
 
 found = {}
 for name, value in vars(imported(Path(sys.argv[1]))).items():
-    kernel = vars(value)["kernel"] if type(value).__name__ == "launched" else value
+    kernel = vars(value)["kernel"] if type(value).__name__.startswith("launched") else value
     if type(kernel).__name__ == "JITFunction":
         found[name] = kernel.cache_key
 print(json.dumps(found))
 """
+
+
+def keys_of(path: Path, text: str) -> dict[str, str]:
+    """Return by which keys Triton's cache knows the kernels of a text, in a process of its own."""
+    path.write_text(text)
+    command = [sys.executable, "-c", KEYS, str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(said.stdout)
+    return found
 
 
 @needs_nvcc
@@ -206,18 +217,18 @@ def test_an_exported_file_compiles_nothing_that_a_search_has_compiled(tmp_path, 
     with Builder(toolchain, tmp_path / "cache", num_workers=1, triton_sizes=sizes) as builder:
         built = builder.submit(candidate).result(240)
     made = {*(tmp_path / "triton").glob("cuda-*.so")}
-    keys = []
+    keys, apart_keys = [], []
     for number in (1, 30):  # lines that stand above the kernels
         text = export_text(
             family, candidate, reference=family.reference.read_text(), sizes={}, flags=[],
             provenance=["a line"] * number,
         )  # fmt: skip
-        path = tmp_path / f"exported_{number}.py"
-        path.write_text(text)
-        said = subprocess.run(
-            [sys.executable, "-c", KEYS, str(path)], capture_output=True, text=True, check=True
-        )
-        keys.append(json.loads(said.stdout))
+        keys.append(keys_of(tmp_path / f"exported_{number}.py", text))
+        # As a kernel of several in one file, whose names have an ending.
+        fixed = f"{inspect.getsource(at_fixed_lines)}\n\nat_fixed_lines(globals())\n"
+        text = "# a line\n" * number + apart(f"{candidate.source}\n\n{fixed}", "_of_kernel_2")
+        apart_keys.append(keys_of(tmp_path / f"apart_{number}.py", text))
+    assert apart_keys[0] == apart_keys[1] and len(apart_keys[0]) == len(keys[0])
     assert built.status is Status.CORRECT and len(made) == 1
     assert keys[0] == keys[1] and len(keys[0]) > 3
     searched = bind(candidate.plan, "triton", Path(built.artefact)).globals

@@ -187,7 +187,7 @@ def expected(
 def _without_float64(problem: Problem, model: torch.nn.Module, said: str) -> ProblemError:
     """Return why nothing can be judged where the reference does not run in float64."""
     if says_no_memory(said):
-        num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+        num_bytes = sum(getattr(value, "nbytes", 0) for value in model.state_dict().values())
         next_ = (
             f"its weights take {num_bytes / 2**30:.1f} GiB, and a file is judged beside them and "
             "their gradients in float64, of several calls at once: tune it on a device with more "

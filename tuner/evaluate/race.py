@@ -163,12 +163,16 @@ def compared_with_compiled(mode: str, race: Race, lane: int) -> Compiled:
         ours=speedup_of(compiled, own),
         latency_us=statistics.median(value for process in compiled for value in process),
         answer=race.answer,
-        others={each.on: _of_lane(each, race.compiled) for each in race.others.values()},
+        others={
+            each.on: _of_lane(each, race.compiled, len(each[lane]))
+            for each in race.others.values()
+        },
     )
 
 
-def _of_lane(race: Race, lane: int) -> Interval:
-    own = race[lane]
+def _of_lane(race: Race, lane: int, most: int | None = None) -> Interval:
+    """Return a lane's speed-up, in so many sets of processes at most."""
+    own = race[lane][:most]
     return speedup_of(race[0][: len(own)], own)
 
 

@@ -20,7 +20,7 @@ from tuner.kernel.builder import Builder
 from tuner.kernel.cache import keys_of, load
 from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import REPORT_FILE, AheadBuild
-from tuner.kernel.triton_files import KERNELS_FILE, pack, triton_folder
+from tuner.kernel.triton_files import KERNELS_FILE, TRITON_CACHE, pack
 from tuner.trial import Build, Candidate, Status, from_json, to_json
 
 __all__ = ["Compiling", "reported_of"]
@@ -116,6 +116,6 @@ def _kernels(builder: Builder, build: Build) -> bytes | None:
         report = from_json(AheadBuild, (builder.cache_dir / build.key / REPORT_FILE).read_bytes())
         if len(report.folders) < len(report.kernels):  # built before folders were noted
             return None
-        return pack(triton_folder() / name for name in report.folders)
+        return pack(Path(builder.environment[TRITON_CACHE]) / name for name in report.folders)
     except FileNotFoundError:  # somebody emptied Triton's cache
         return None

@@ -4,7 +4,7 @@
                    key known? the same future                         artefact.so
                    folder good? read it                               log.txt     (whole)
                    else compile aside, rename                         build.json  (written last)
-                                                              <cache>/triton/  (Triton's own)
+                                            Triton's own folder, or <cache>/triton/: its kernels
 
 A folder is filled beside its place, flushed to disk and renamed, so that a reader sees all of
 it or nothing. A candidate that does not compile is a `Build` that says why and is kept too;
@@ -51,8 +51,8 @@ from tuner.kernel.compilers import (
 )
 from tuner.kernel.elsewhere import Elsewhere
 from tuner.kernel.toolchain import Toolchain
-from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
-from tuner.kernel.triton_files import KERNELS_FILE, require_writable, triton_folder, unpack
+from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild, has_kernels
+from tuner.kernel.triton_files import KERNELS_FILE, folder_or, unpack
 from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
 
@@ -86,7 +86,7 @@ class Builder:
             they have already; closed with this.
 
     Raises:
-        StorageError: a cache folder cannot be used, or others could plant code in it.
+        StorageError: the cache folder cannot be used, or others could plant code in it.
     """
 
     def __init__(
@@ -106,9 +106,7 @@ class Builder:
         is_ahead = PLATFORMS[toolchain.kind].is_gpu and toolchain.triton is not None
         self._triton_sizes = [dict(sizes) for sizes in triton_sizes] if is_ahead else []
         own = self.cache_dir / "triton"  # what other hosts compile is for this tuner alone
-        self._triton_folder = triton_folder() if elsewhere is None else own
-        if self._triton_sizes:
-            require_writable(self._triton_folder)
+        self._triton_folder = folder_or(own) if elsewhere is None else own
         self._num_workers, self._elsewhere = num_workers, elsewhere or Elsewhere()
         self._here = threading.Semaphore(num_workers)  # compilers that may start
         at_once = num_workers if elsewhere is None else MOST_AT_ONCE
@@ -222,7 +220,7 @@ class Builder:
         self.toolchain.require(candidate.language)
         with cache_errors(self.cache_dir):
             build = load(place)
-            if build is not None:
+            if build is not None and has_kernels(place, self._triton_folder):
                 return replace(build, is_cached=True, seconds=time.monotonic() - started)
             with filling(self.cache_dir, key) as made:
                 build, is_final = self._made(candidate, key, made)

@@ -45,7 +45,7 @@ CUDA_FLAGS = (
     "--expt-relaxed-constexpr",
 )
 HIP_FLAGS = ("-std=c++17", "-O3", "-x", "hip")
-LAYOUT_VERSION = 1  # of a cache folder and of the commands below; part of every key
+LAYOUT_VERSION = 2  # of a cache folder and of the commands below; part of every key
 
 
 @dataclass(frozen=True, slots=True)

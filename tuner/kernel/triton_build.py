@@ -41,7 +41,7 @@ from tuner.machine.forkserver import die_with
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
 
-__all__ = ["PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "main"]
+__all__ = ["PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "has_kernels", "main"]
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "ahead.json"  # inside OUT_DIR
@@ -194,6 +194,15 @@ class _Recorder:
         known = [kept.untyped_storage()._cdata for kept in self.tensors]
         place = (known.index(storage), value.storage_offset(), value.dtype)
         return f"tensor {place} {tuple(value.shape)} {value.stride()}"
+
+
+def has_kernels(place: Path, cache: Path) -> bool:
+    """Whether Triton's cache still has the kernels of a build, if it has any."""
+    try:
+        report = from_json(AheadBuild, (place / REPORT_FILE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return True
+    return all((cache / name).is_dir() for name in report.folders)
 
 
 def build_ahead(

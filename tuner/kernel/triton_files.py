@@ -10,19 +10,18 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tuner.errors import StorageError
-
 __all__ = [
     "KERNELS_FILE",
     "TRITON_CACHE",
     "at_fixed_lines",
+    "folder_or",
     "pack",
-    "require_writable",
     "triton_folder",
     "unpack",
 ]
@@ -43,22 +42,23 @@ def triton_folder() -> Path:
     return Path(os.environ.get(TRITON_CACHE) or Path(home) / ".triton" / "cache").absolute()
 
 
-def require_writable(folder: Path) -> None:
-    """Make Triton's cache folder where it is not there.
+def folder_or(own: Path) -> Path:
+    """Return Triton's folder; `own` where we cannot write to it, or others can.
 
-    Raises:
-        StorageError: nothing can be written there.
+    What is there is run. With `own` exported files compile once more what a search has compiled.
     """
+    folder = triton_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        facts = folder.stat()
         with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise StorageError(
-            f"{folder}, where Triton keeps kernels: {reason}\n"
-            f"  next: set {TRITON_CACHE} to a folder in which you can write"
-        ) from error
+            # Many systems give each user a group, which may write to what the user makes.
+            is_own_group = facts.st_gid == os.getegid()
+            others = stat.S_IWOTH | (0 if is_own_group else stat.S_IWGRP)
+            is_ours = facts.st_uid == os.geteuid() and not facts.st_mode & others
+    except OSError:
+        return own
+    return folder if is_ours else own
 
 
 def at_fixed_lines(names: dict[str, object]) -> None:
@@ -68,7 +68,9 @@ def at_fixed_lines(names: dict[str, object]) -> None:
     that it becomes, and again whenever a line is added to that file's head.
     """
     for value in [*names.values()]:
-        kernel = vars(value)["kernel"] if type(value).__name__ == "launched" else value
+        # The class of a kernel that is `launched` has an ending in a file of several kernels.
+        is_wrapped = type(value).__name__.startswith("launched")
+        kernel = vars(value)["kernel"] if is_wrapped else value
         if type(kernel).__name__ == "JITFunction":
             vars(kernel)["starting_line_number"] = 1
 
