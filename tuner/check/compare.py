@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.exercise import read_at_once
 from tuner.check.sums_of_errors import FEW, chunks, differences, sums_of, sums_of_few
 from tuner.problem.accuracy import Accuracy
 
@@ -21,19 +22,17 @@ __all__ = [
     "SMALL_BATCH",
     "ULP",
     "ZERO",
+    "Comparison",
     "Error",
     "Limits",
     "are_close",
     "compare",
-    "disputed",
+    "compare_all",
     "first_beyond",
     "gradient_limits",
     "index_of",
-    "is_near_overflow",
     "limits_of",
-    "of_order",
     "repeats",
-    "undefined",
 ]
 
 ULP = 2.0**-24  # half the distance between 1 and the next float32
@@ -70,85 +69,6 @@ class Error:
         return replace(self, largest=max(self.largest, baseline.largest), rms_value=rms_value)
 
 
-def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
-    """Return where the baseline is NaN or infinite and float64 is not, or the other way.
-
-    Where it has an infinity of the other sign, what that was multiplied by is 0 up to rounding,
-    which decides about the other infinities as well: none of them is judged.
-    """
-    import torch
-
-    if not got.is_floating_point():
-        # Where even the baseline's rounding decides, e.g. between two largest elements.
-        mask = got != want
-        return mask if bool(mask.any()) else None
-    if math.isfinite(_sum(got)) and math.isfinite(_sum(want)):
-        return None  # as nearly always, at a fourth of what follows
-    got, want = _asked(got), _asked(want)
-    mask = (torch.isnan(got) != torch.isnan(want)) | (torch.isinf(got) != torch.isinf(want))
-    infinite = torch.isinf(got) & torch.isinf(want)
-    if bool((infinite & (got != want)).any()):
-        mask |= infinite
-    return mask if bool(mask.any()) else None
-
-
-def _asked(values: torch.Tensor) -> torch.Tensor:
-    """Return numbers of which PyTorch says whether they are finite: of float8 it does not."""
-    return values.double() if values.element_size() == 1 else values
-
-
-def _sum(values: torch.Tensor) -> float:
-    """Return a sum that is finite only where all numbers are.
-
-    In another dtype most numbers would be copied first: of outputs of gigabytes, to twice as much.
-    """
-    import torch
-
-    if values.dtype in (torch.float32, torch.float64):
-        return float(values.sum())
-    is_of_16_bits = values.dtype in (torch.float16, torch.bfloat16)
-    return float(values.sum(dtype=torch.float32 if is_of_16_bits else torch.float64))
-
-
-def undefined(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
-    """Return where either is no finite number: what a division by zero gives is nobody's."""
-    import torch
-
-    if not got.is_floating_point():
-        return disputed(got, want)
-    got, want = _asked(got), _asked(want)
-    mask = ~(torch.isfinite(got) & torch.isfinite(want))
-    return mask if bool(mask.any()) else None
-
-
-def is_near_overflow(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether numbers are so near the largest of their type that their order decides about Inf.
-
-    Of a sum beyond a fourth of it, a partial sum may have been beyond the whole.
-    """
-    import torch
-
-    if not got.is_floating_point() or got.dtype == torch.float64 or not want.numel():
-        return False
-    want = _asked(want)
-    finite = torch.where(torch.isfinite(want), want.abs(), 0.0)
-    return bool(finite.max() > torch.finfo(got.dtype).max / 4)
-
-
-def of_order(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
-    """Return where the order in which many numbers are multiplied may decide about NaN and Inf.
-
-    Beyond a float first and then times 0 it is NaN; times 0 first and then others it is 0. What is
-    large may be the product of a part that is too large.
-    """
-    import torch
-
-    mask = undefined(got, want)
-    if mask is None or not got.is_floating_point():
-        return mask
-    return mask | (want == 0) | (want.abs() > math.sqrt(torch.finfo(got.dtype).max))
-
-
 def repeats(*answers: Mapping[str, torch.Tensor]) -> bool:
     """Whether second calls gave what the first did: one that reads what calls change does not.
 
@@ -175,53 +95,90 @@ def compare(
     want: torch.Tensor,
     unjudged: torch.Tensor | None = None,
     accuracy: Accuracy | None = None,
-    *,
-    tells_nan_from_inf: bool = True,
-    beside: Error | None = None,
 ) -> Error:
-    """Compare on the device in chunks.
+    """Return the error of one tensor, as `Comparison` says."""
+    return compare_all({"": Comparison(got, want, unjudged)}, accuracy)[""]
+
+
+def compare_all(
+    comparisons: Mapping[str, Comparison], accuracy: Accuracy | None = None
+) -> dict[str, Error]:
+    """Return errors by name; a GPU is waited for once where all of them are finite.
+
+    Args:
+        comparisons: of tensors of one answer.
+        accuracy: whose tolerance counts the elements that are beyond it.
+    """
+    sums = {name: each.quick_sums(accuracy) for name, each in comparisons.items()}
+    rows = iter(read_at_once([row for found in sums.values() for row in found]))
+    return {
+        name: each.error([next(rows) for _ in sums[name]], accuracy)
+        for name, each in comparisons.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A tensor beside what is expected of it, compared on its device in chunks.
 
     Args:
         got: any floating-point tensor, or one of the dtype of `want`.
         want: of the same shape.
         unjudged: where nothing is compared.
-        accuracy: whose tolerance counts the elements that are beyond it.
         tells_nan_from_inf: whether one is misplaced where the other is wanted.
         beside: the error of another tensor against `want`, which knows how large that is.
     """
-    import torch
 
-    if not want.is_floating_point():
-        is_wrong = got != want
-        return Error(
-            num_misplaced=int((is_wrong if unjudged is None else is_wrong & ~unjudged).sum())
-        )
-    if not want.numel():
-        return Error()
-    rows = [[math.inf]]
-    is_sized = beside is None
-    if unjudged is None and want.numel() <= FEW and got.is_cpu and want.is_cpu:
-        rows = [sums_of_few(got, want, accuracy)]
-    elif unjudged is None:  # a fourth of what elements that may be NaN ask for
-        pieces = chunks(got, want, None)
-        sums = [sums_of(g - w, w, accuracy, is_sized=is_sized) for g, w, _ in pieces]
-        rows = torch.stack(sums).tolist()  # waits for a GPU once
-    # So are the largest error and the squares, where all are.
-    if not all(math.isfinite(sum(row[:2])) for row in rows):
-        sums = []
-        for g, w, skip in chunks(got, want, unjudged):
-            error, is_misplaced = differences(g, w, skip, got.dtype)
-            if not tells_nan_from_inf:
-                is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
-            value = torch.where(torch.isfinite(w), w.abs(), 0.0)
-            sums.append(sums_of(error, value, accuracy, is_misplaced, is_sized=is_sized))
-        rows = torch.stack(sums).tolist()
-    max_abs, squares, largest, squares_of_values, beyond, misplaced = zip(*rows, strict=True)
-    found = Error(
-        max(max_abs), math.sqrt(sum(squares) / want.numel()), max(largest),
-        math.sqrt(sum(squares_of_values) / want.numel()), int(sum(misplaced)), int(sum(beyond)),
-    )  # fmt: skip
-    return found if beside is None else found.beside(beside)
+    got: torch.Tensor
+    want: torch.Tensor
+    unjudged: torch.Tensor | None = None
+    tells_nan_from_inf: bool = True
+    beside: Error | None = None
+
+    @property
+    def _is_small(self) -> bool:
+        return self.want.numel() <= FEW and bool(self.got.is_cpu and self.want.is_cpu)
+
+    def quick_sums(self, accuracy: Accuracy | None) -> list[torch.Tensor]:
+        """Return what an error is made of where all is finite: a fourth of what else it takes."""
+        is_plain = self.want.is_floating_point() and self.unjudged is None
+        if not is_plain or not self.want.numel() or self._is_small:
+            return []
+        pieces = chunks(self.got, self.want, None)
+        is_sized = self.beside is None
+        return [sums_of(g - w, w, accuracy, is_sized=is_sized) for g, w, _ in pieces]
+
+    def error(self, rows: list[list[float]], accuracy: Accuracy | None) -> Error:
+        """Return the error, of those sums where they say it."""
+        import torch
+
+        got, want, unjudged, beside = self.got, self.want, self.unjudged, self.beside
+        if not want.is_floating_point():
+            is_wrong = got != want
+            return Error(
+                num_misplaced=int((is_wrong if unjudged is None else is_wrong & ~unjudged).sum())
+            )
+        if not want.numel():
+            return Error()
+        if unjudged is None and self._is_small:
+            rows = [sums_of_few(got, want, accuracy)]
+        # So are the largest error and the squares, where all are.
+        if not rows or not all(math.isfinite(sum(row[:2])) for row in rows):
+            sums = []
+            for g, w, skip in chunks(got, want, unjudged):
+                error, is_misplaced = differences(g, w, skip, got.dtype)
+                if not self.tells_nan_from_inf:
+                    is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
+                value = torch.where(torch.isfinite(w), w.abs(), 0.0)
+                sums.append(sums_of(error, value, accuracy, is_misplaced, is_sized=beside is None))
+            rows = torch.stack(sums).tolist()
+        max_abs, squares, largest, squares_of_values, beyond, misplaced = zip(*rows, strict=True)
+        found = Error(
+            max(max_abs), math.sqrt(sum(squares) / want.numel()), max(largest),
+            math.sqrt(sum(squares_of_values) / want.numel()), int(sum(misplaced)),
+            int(sum(beyond)),
+        )  # fmt: skip
+        return found if beside is None else found.beside(beside)
 
 
 def are_close(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -32,6 +33,7 @@ __all__ = [
     "asked_through",
     "called_with",
     "checksum_of",
+    "checksums",
     "checksums_of",
     "dispatched",
     "keys_of",
@@ -40,6 +42,7 @@ __all__ = [
     "mode_of",
     "num_elements",
     "outputs_of",
+    "read_at_once",
     "recorded",
     "snapshot",
     "snapshots",
@@ -47,6 +50,7 @@ __all__ = [
     "tensors_under",
 ]
 
+NONE: Mapping[str, Any] = MappingProxyType({})
 NAMED = "in"  # how what kinds say of a container with names begins
 STAYS = "what a call returned stays in memory when nobody has it any more"
 DRAWN = "drawn by the constructor"  # the name of the checksum of what random numbers come next
@@ -254,19 +258,49 @@ def mode_of(script: Script, is_exact: bool = False) -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def checksums_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, int]:
-    """Return checksums of what a call must leave as it was: inputs and parameters."""
+def checksums_of(
+    model: torch.nn.Module, arguments: Sequence[Any], more: Mapping[str, torch.Tensor] = NONE
+) -> dict[str, int]:
+    """Return checksums of what a call must leave as it was: inputs, parameters and `more`."""
     import torch
 
     inputs = {
         f"input.{i}": value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)
     }
     weights = {f"weight.{name}": value for name, value in model.named_parameters()}
-    return {name: checksum_of(value) for name, value in (inputs | weights).items()}
+    return checksums({**more, **inputs, **weights})
+
+
+def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return `checksum_of` each; a GPU is waited for once, which takes as long as its sums."""
+    import torch
+
+    found = {name: _checksum(tensor) for name, tensor in tensors.items()}
+    waiting = {name: sum_ for name, sum_ in found.items() if isinstance(sum_, torch.Tensor)}
+    arrived = dict(zip(waiting, read_at_once([*waiting.values()]), strict=True))
+    return {name: int(arrived.get(name, sum_)) for name, sum_ in found.items()}
 
 
 def checksum_of(tensor: torch.Tensor) -> int:
     """Return 64 bits that depend on a tensor's bits and their places; equal on one device."""
+    return int(_checksum(tensor))
+
+
+def read_at_once(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return tensors of one shape and dtype as Python's numbers; a device is waited for once."""
+    import torch
+
+    found: list[Any] = [None] * len(tensors)
+    for device in {tensor.device for tensor in tensors}:
+        here = [n for n, tensor in enumerate(tensors) if tensor.device == device]
+        numbers = torch.stack([tensors[n] for n in here]).tolist()
+        for place, number in zip(here, numbers, strict=True):
+            found[place] = number
+    return found
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor | int:
+    """Return a checksum, on the device where that computes it."""
     tensor = tensor.detach()
     if tensor.is_neg() and tensor.is_floating_point():
         tensor = opposite(tensor._neg_view())
@@ -276,8 +310,8 @@ def checksum_of(tensor: torch.Tensor) -> int:
     return _summed(bits)
 
 
-def _summed(bits: torch.Tensor) -> int:
-    """Return a checksum of bytes by sums, as a GPU computes it."""
+def _summed(bits: torch.Tensor) -> torch.Tensor | int:
+    """Return a checksum of bytes by sums, as a GPU computes it and on that."""
     import torch
 
     words = bits[: bits.numel() // 8 * 8]
@@ -296,7 +330,7 @@ def _summed(bits: torch.Tensor) -> int:
         for seed, part in enumerate(parts)
         if part.numel()
     ]
-    return int(torch.stack(sums).sum()) if sums else 0
+    return torch.stack(sums).sum() if sums else 0
 
 
 @functools.lru_cache(256)  # a check asks for the same sizes hundreds of times

@@ -9,16 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.arguments import draw_tangents, inputs_of_calls
-from tuner.check.compare import (
-    SMALL_BATCH,
-    Error,
-    compare,
-    disputed,
-    is_near_overflow,
-    of_order,
-    repeats,
-    undefined,
-)
+from tuner.check.compare import SMALL_BATCH, Comparison, Error, compare_all, repeats
 from tuner.check.crossing import Action, Question, Report, Script
 from tuner.check.exercise import recorded
 from tuner.check.gradients import OUTPUT_FACTORS
@@ -29,6 +20,7 @@ from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, tamer
+from tuner.check.undecided import disputed_in, is_near_overflow, of_order, undefined
 from tuner.check.wide_convolutions import exact_convolutions
 from tuner.errors import ProblemError, says_no_memory
 from tuner.machine import gpu_memory
@@ -152,14 +144,16 @@ def expected(
     ):
         smaller = dataclasses.replace(probe, distribution="vast_terms")
         return expected(problem, smaller, accuracy, device, models=known)
-    of_place = undefined if probe.has_zeros else disputed
+    of_place = undefined if probe.has_zeros else None
     if _depends_on_order(problem, model, arguments[0], (baseline, oracle), known):
         of_place = of_order
     del wide, wide_tensors  # with gradients, four times the bytes of the weights
-    unjudged = {
-        n: mask for n, t in baseline.items() if (mask := of_place(t, oracle[n])) is not None
-    }
-    errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
+    if of_place is None:
+        unjudged = disputed_in(baseline, oracle)
+    else:
+        masks = {n: of_place(t, oracle[n]) for n, t in baseline.items()}
+        unjudged = {n: mask for n, mask in masks.items() if mask is not None}
+    errors = _errors(baseline, oracle, unjudged, accuracy)
     errors = _beside_something(problem, probe, errors, arguments[0], known)
     _require_stable(problem, probe, errors)
     dtypes = {name: t.dtype for name, t in baseline.items()}
@@ -168,8 +162,8 @@ def expected(
     for way, around, again in others:
         with math_mode(accuracy), around:
             _, moved = played(problem, again, way, tensors, probe, is_laid=True)
-        for name in [n for n in errors if n in moved]:
-            error = compare(moved[name], oracle[name], unjudged.get(name), accuracy)
+        moved = {name: tensor for name, tensor in moved.items() if name in errors}
+        for name, error in _errors(moved, oracle, unjudged, accuracy).items():
             most = max(errors[name].max_abs, error.max_abs)
             rms = max(errors[name].rms_abs, error.rms_abs)
             errors[name] = dataclasses.replace(errors[name], max_abs=most, rms_abs=rms)
@@ -182,6 +176,16 @@ def expected(
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
         replay=Replay(problem, probe, script, tensors, accuracy, device, known),
     )  # fmt: skip
+
+
+def _errors(
+    got: Mapping[str, torch.Tensor],
+    oracle: Mapping[str, torch.Tensor],
+    unjudged: Mapping[str, torch.Tensor],
+    accuracy: Accuracy,
+) -> dict[str, Error]:
+    pairs = {n: Comparison(t, oracle[n], unjudged.get(n)) for n, t in got.items()}
+    return compare_all(pairs, accuracy)
 
 
 def _without_float64(problem: Problem, model: torch.nn.Module, said: str) -> ProblemError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tuner.check.crossing import Answer
-from tuner.check.exercise import NAMED, checksum_of
+from tuner.check.exercise import NAMED, checksums
 from tuner.check.expected import Expected
 from tuner.check.gradients import IS_SPARSE
 from tuner.check.handover import REFUSED
@@ -107,10 +107,13 @@ def judge_behaviour(expected: Expected, answer: Answer) -> str:
                 "constructor must draw the same random numbers in the same order"
             )
         return f"the weight {rest} was edited by the call"
-    for name, tensor in answer.tensors.items():
-        if not name.startswith("call") or _is_view(expected, name):
-            continue
-        if report.checksums.get(f"late.{name}") != checksum_of(tensor):
+    returned = {
+        name: tensor
+        for name, tensor in answer.tensors.items()
+        if name.startswith("call") and not _is_view(expected, name)
+    }
+    for name, checksum in checksums(returned).items():
+        if report.checksums.get(f"late.{name}") != checksum:
             return (
                 f"{label_of(name)} changed after the call had returned: a later call or another "
                 "thread or stream writes to it"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Edits, GradientLayout, Script
-from tuner.check.exercise import checksum_of, outputs_of, snapshot
+from tuner.check.exercise import checksums, outputs_of, snapshot
 from tuner.check.layouts import laid_out
 from tuner.check.surroundings import changed, settings
 
@@ -268,11 +268,13 @@ class Kept:
 
     def keep(self, grads: Mapping[str, torch.Tensor]) -> None:
         """Take what a backward returned."""
-        self._held += [(name, grad, checksum_of(grad)) for name, grad in grads.items()]
+        sums = checksums(grads)
+        self._held += [(name, grad, sums[name]) for name, grad in grads.items()]
 
     def rewritten(self) -> list[str]:
         """Say which one is no longer what it was."""
-        found = [name for name, grad, before in self._held if checksum_of(grad) != before]
+        now = checksums({name: grad for name, grad, _ in self._held})
+        found = [name for name, _, before in self._held if now[name] != before]
         return [
             f"the gradient of {name.partition('.')[2]} that backward "
             f"{int(name.partition('.')[0][4:]) + 1} of {len(self._held)} gave was written again "
@@ -296,15 +298,15 @@ def watched(
     """
     import torch
 
-    before = {name: checksum_of(tensor) for name, tensor in given.items()}
+    before = checksums(given)
     for device in {torch.device("cpu"), *(t.device for t in given.values())}:
         torch.rand((), device=device)
     set_to = settings()
     yield
     changes += [
         f"the backward edited the incoming gradient ({name})"
-        for name, tensor in given.items()
-        if checksum_of(tensor) != before[name]
+        for name, checksum in checksums(given).items()
+        if checksum != before[name]
     ]
     changes += [
         f"the backward wrote the .grad of {name}: gradients would be added up twice"
@@ -335,7 +337,8 @@ def _beside_grads(
     found: dict[str, torch.Tensor] = {}
 
     def sums() -> dict[str, int]:
-        return {n: 0 if x.grad is None else checksum_of(x.grad) for n, x in leaves.items()}
+        held = checksums({n: x.grad for n, x in leaves.items() if x.grad is not None})
+        return {n: held.get(n, 0) for n in leaves}
 
     for leaf in leaves.values():
         leaf.grad = torch.full_like(leaf, HELD, memory_format=torch.contiguous_format)

@@ -334,17 +334,16 @@ class _AnswerState:
 
         self._synchronize()
         self.num_forks_left = num_copies()
-        late = set(threading.enumerate()) - self.threads_before
-        self.num_threads_left = len(late)
+        threads = set(threading.enumerate()) - self.threads_before
+        self.num_threads_left = len(threads)
         latest = time.monotonic() + LATE_WAIT_S
-        for thread in late:
+        for thread in threads:
             thread.join(max(0.0, latest - time.monotonic()))
-        for call, outputs in enumerate(self.outputs):
-            for j, output in enumerate(outputs):
-                if isinstance(output, torch.Tensor):
-                    self.checksums[f"late.call{call}.output{j}"] = checksum_of(output)
+        places = [(i, j) for i, outputs in enumerate(self.outputs) for j in range(len(outputs))]
+        outputs = {f"late.call{i}.output{j}": self.outputs[i][j] for i, j in places}
+        late = {n: y for n, y in outputs.items() if isinstance(y, torch.Tensor)}
         self.keys = keys_of(self.model)  # once more: a call may have added to it
-        self.checksums.update(checksums_of(self.model, self.arguments[-1]))
+        self.checksums |= checksums_of(self.model, self.arguments[-1], late)
         for name, value in self.model.named_buffers():
             self.tensors[f"buffer.{name}"] = value.detach().clone()
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.compare import Error, are_close, compare, disputed
+from tuner.check.compare import Comparison, Error, are_close, compare_all
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import keys_of, kinds_of, outputs_of
 from tuner.check.expected import Expected, rows_of
 from tuner.check.parts import copied
 from tuner.check.probe import Probe
+from tuner.check.undecided import disputed_in
 from tuner.check.wide_convolutions import exact_convolutions
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
@@ -76,8 +77,9 @@ def expected_of_call(
     if not is_stable:
         got, oracle = {}, {}
     pairs = {} if is_rough else got
-    unjudged = {n: mask for n, t in pairs.items() if (mask := disputed(t, oracle[n])) is not None}
-    errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in got.items()}
+    unjudged = disputed_in(pairs, oracle)
+    comparisons = {n: Comparison(t, oracle[n], unjudged.get(n)) for n, t in got.items()}
+    errors = compare_all(comparisons, accuracy)
     if is_rough:  # it was compared with itself
         errors = {name: _rough(error) for name, error in errors.items()}
     return Expected(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Answer, Report
-from tuner.check.exercise import checksum_of, keys_of, snapshot
+from tuner.check.exercise import checksums, keys_of, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,6 @@ def answer_of_call(
         for j, y in enumerate(outputs)
         if isinstance(y, torch.Tensor)
     }
-    late = {f"late.{name}": checksum_of(tensor) for name, tensor in tensors.items()}
+    late = {f"late.{name}": found for name, found in checksums(tensors).items()}
     report = Report(keys=tuple(keys_of(model)), kinds=(kinds,), checksums=late)
     return Answer(report, tensors)

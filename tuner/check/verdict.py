@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from tuner.check.compare import (
     ULP,
     ZERO,
+    Comparison,
     Error,
     Limits,
     compare,
+    compare_all,
     first_beyond,
     gradient_limits,
     limits_of,
@@ -67,19 +69,17 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     if reason:
         said = _said(probe, reason, has_hint=_asks_shape(probe))
         return ProbeResult(probe.name, math.inf, math.inf, *_baseline_of(expected), False, said)
-    errors = {
+    comparisons = {
         # A poisoned buffer may be NaN or infinite: that depends on how sums are merged.
-        name: compare(
-            received(answer, want, name),
-            want,
-            expected.unjudged.get(name),
-            accuracy,
+        name: Comparison(
+            received(answer, want, name), want, expected.unjudged.get(name),
             tells_nan_from_inf=not name.startswith("buffer."),
             beside=expected.baseline.get(name),
         )
         for name, want in expected.oracle.items()
         if name in answer.tensors
-    }
+    }  # fmt: skip
+    errors = compare_all(comparisons, accuracy)
     behaviour = judge_behaviour(expected, answer) or _unasked_gradient(expected, answer)
     limits = _limits_of_all(expected, accuracy)
     compared = _Compared(expected, answer, errors, limits, accuracy)

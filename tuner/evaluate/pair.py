@@ -23,11 +23,30 @@ from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import asked
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
+from tuner.machine.host import has_many_cores, usable_cores
 from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, from_json
 from tuner.wording import one_line
 
-__all__ = ["Pair", "side_by_side"]
+__all__ = ["Pair", "pairs_of", "side_by_side"]
+
+PAIRS = 2  # of processes: most of a check is the host's work
+CORES_OF_A_PAIR, MOST_PAIRS = 4, 4  # where a tuner has a GPU for itself
+
+
+def pairs_of(is_gpu: bool, has_others: bool = False) -> int:
+    """Return how many pairs of processes this host can feed in one check.
+
+    Args:
+        is_gpu: which a check asks beside its host.
+        has_others: whether other tuners use that.
+    """
+    if not is_gpu:
+        return PAIRS
+    if not has_many_cores():
+        return 1
+    most = PAIRS if has_others else min(MOST_PAIRS, usable_cores() // CORES_OF_A_PAIR)
+    return max(PAIRS, most)
 
 
 class Pair:

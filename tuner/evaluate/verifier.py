@@ -3,7 +3,7 @@
 A process judges and never imports a contender; it lives as long as the verifier, and keeps what it
 expects of each probe. Every contender has a process of its own, which only produces tensors. Where
 memory has room there are two of each, with half of the probes: on a CPU, and for a GPU where the
-host has many cores.
+host has many cores; up to four where no other tuner uses the GPU.
 What finds no memory beside other tuners is asked when these have given theirs up, by processes
 in which none ran out.
 """
@@ -37,22 +37,21 @@ from tuner.evaluate.asking import (
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
-from tuner.evaluate.pair import Pair, side_by_side
+from tuner.evaluate.pair import Pair, pairs_of, side_by_side
 from tuner.evaluate.worker import Reply, Worker
-from tuner.machine.host import has_many_cores
 from tuner.machine.turns import ALL, HALF, SOME, turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
 
 __all__ = ["Answered", "JudgeEnded", "Verifier"]
 
-PAIRS = 2  # of processes: most of a check is the host's work
 # Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
 # Of each of the state what a pair of processes was seen to hold: weights of several probes and
 # gradients of several calls, in float64 as well.
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
 FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
 SHARE_OF_ONE = 1 / 5  # of the memory, beside which others have room
+SHARE_OF_PAIRS = 2 * SHARE_OF_ONE
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
 FEW_ROWS = 8  # what most probes have; those of more are asked by one pair where rows are large
 
@@ -96,7 +95,7 @@ class Verifier:
         self._turns = turns_of(spec.device)
         self._is_gpu = spec.is_gpu
         if num_pairs is None:
-            num_pairs = PAIRS if has_many_cores() or not self._is_gpu else 1
+            num_pairs = pairs_of(spec.is_gpu)
         self._judges = [
             new_worker(spec.device, name="judge", env=QUIET, is_ours=True)
             for _ in range(num_pairs)
@@ -138,7 +137,7 @@ class Verifier:
             return asked(judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
 
         with self._lock, ThreadPoolExecutor(len(self._judges)) as pool:
-            judges = self._judges[:num_judges]
+            judges = self._judges[: num_judges or self._most_pairs()]
             ended = [judge for judge in judges if not (self._about and judge.is_alive)]
             for reply in pool.map(prepared, ended):
                 self._about = reply.data
@@ -204,12 +203,12 @@ class Verifier:
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
     ) -> tuple[list[Pair], str]:
         """Start processes that judge and answer; or say why the contender cannot be loaded."""
-        most = len(self._judges)
+        most = self._most_pairs()
         with ThreadPoolExecutor(1) as pool:  # all of them get ready side by side
             ready = pool.submit(self.prepare, 1)
             producers = started(stack, self._spec, [contender] * most, env=QUIET)
             ready.result()
-            num_pairs = most if self._has_room_for_all() else 1
+            num_pairs = min(most, self._pairs_with_room())
             ready = pool.submit(self.prepare, num_pairs)
             producers = producers[:num_pairs]
             for place, producer in enumerate(producers):  # the first may build for the others
@@ -273,15 +272,21 @@ class Verifier:
         rows = self._about["num_rows"] if probe.batch is None else probe.batch
         return self._taken(rows, probe.calls)
 
-    def _has_room_for_all(self) -> bool:
-        """Whether memory has room for all pairs: a GPU's while they ask of few rows."""
+    def _most_pairs(self) -> int:
+        """Return how many pairs a check that begins now has at most."""
+        most = len(self._judges)
+        return min(most, pairs_of(self._is_gpu, self._turns.has_others)) if most > 1 else most
+
+    def _pairs_with_room(self) -> int:
+        """Return how many pairs memory has room for: a GPU's while they ask of few rows."""
         free, total = (float(self._about[name]) for name in ("free_bytes", "total_bytes"))
         own = self._about["num_rows"]
         if not self._is_gpu:
-            return self._num_bytes(own) <= SHARE_OF_ONE * free
-        is_taken = self._turns.has_others and free < FREE_SHARE * total
+            return int(SHARE_OF_PAIRS * free / max(1.0, self._num_bytes(own))) or 1
+        if self._turns.has_others and free < FREE_SHARE * total:
+            return 1
         rows = own if self._about["is_fixed"] else min(FEW_ROWS, own or FEW_ROWS)
-        return not (is_taken or self._taken(rows) > SHARE_OF_ONE)
+        return int(SHARE_OF_PAIRS * total / max(1.0, self._num_bytes(rows))) or 1
 
     def _taken(self, rows: int | None, num_calls: int = 1) -> float:
         """Return the share of a GPU's memory that calls of so many rows may take."""
