@@ -17,11 +17,14 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
+from tuner.check.probes import thorough_probes
 from tuner.errors import WorkerError
 from tuner.evaluate import process, second_clock
+from tuner.evaluate.again import Query
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.modules import imported
+from tuner.evaluate.pair import Shares
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
 from tuner.machine.ceilings import impossible_us
@@ -247,3 +250,18 @@ def test_cache_lines_that_a_candidate_keeps_are_taken_back_before_each_sample(tm
     timer.samples(lambda _: None, 1)
     ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(limit), 6)
     assert limit.value == 0 and timer._batch_size == 1
+
+
+def test_who_has_answered_its_share_takes_the_last_probes_of_another():
+    probes = thorough_probes(seed=5, num_rows=64)
+    queries = [Query(p, is_by_kernels=kernels) for p in probes for kernels in (False, True)]
+    shares = Shares(queries, 3)
+    slow = shares.of(0)
+    first = [next(slow) for _ in range(3)]
+    rest = [*shares.of(1)]  # with all that the others have left, but for what is begun
+    begun = [*slow]
+    assert [*shares.of(2)] == []
+    assert sorted(q.name for q in [*first, *rest, *begun]) == sorted(q.name for q in queries)
+    assert {q.probe for q in [*first, *begun]}.isdisjoint(q.probe for q in rest)
+    names = [q.probe.name for q in rest]
+    assert [names[n] for n in range(0, len(names), 2)] == names[1::2]  # a probe's stay together

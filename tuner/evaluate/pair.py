@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from math import nan
@@ -28,25 +30,18 @@ from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, from_json
 from tuner.wording import one_line
 
-__all__ = ["Pair", "pairs_of", "side_by_side"]
+__all__ = ["MOST_PAIRS", "PAIRS", "Pair", "Shares", "pairs_of", "side_by_side"]
 
 PAIRS = 2  # of processes: most of a check is the host's work
 CORES_OF_A_PAIR, MOST_PAIRS = 4, 4  # where a tuner has a GPU for itself
 
 
-def pairs_of(is_gpu: bool, has_others: bool = False) -> int:
-    """Return how many pairs of processes this host can feed in one check.
-
-    Args:
-        is_gpu: which a check asks beside its host.
-        has_others: whether other tuners use that.
-    """
+def pairs_of(is_gpu: bool) -> int:
+    """Return how many pairs of processes this host can feed in one check, of a GPU or itself."""
     if not is_gpu:
         return PAIRS
-    if not has_many_cores():
-        return 1
-    most = PAIRS if has_others else min(MOST_PAIRS, usable_cores() // CORES_OF_A_PAIR)
-    return max(PAIRS, most)
+    most = min(MOST_PAIRS, usable_cores() // CORES_OF_A_PAIR)
+    return max(PAIRS, most) if has_many_cores() else 1
 
 
 class Pair:
@@ -124,7 +119,7 @@ class Pair:
 
     def answers(
         self,
-        queries: Sequence[Query],
+        queries: Iterable[Query],
         seconds: dict[str, float],
         *,
         is_alone: bool,
@@ -148,8 +143,7 @@ class Pair:
         self._asking.is_strict = is_strict
         with ThreadPoolExecutor(1) as pool:
             ahead: Future[Reply] | None = None
-            rest = [*queries[1:], None]
-            for query, following, later in zip(queries, rest, [*rest[1:], None], strict=True):
+            for query, following, later in _with_following(queries):
                 start_s = time.monotonic()
                 probe, is_kept = query.probe, query.has_same_probe(following)
                 question = self._asking.question_of(probe, ahead, is_kept)
@@ -256,14 +250,48 @@ class Pair:
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
 
 
+class Shares:
+    """Queries by the pair that answers them: a probe's name alone says whose it is at first.
+
+    A judge keeps what it expects of its share for the next contender. A pair that has none left
+    takes another's last ones.
+    """
+
+    def __init__(self, queries: Sequence[Query], num_pairs: int) -> None:
+        self._left: list[deque[list[Query]]] = [deque() for _ in range(num_pairs)]
+        self._lock = threading.Lock()
+        for name, same in itertools.groupby(queries, key=lambda query: query.probe.name):
+            self._left[crc32(name.encode()) % num_pairs].append([*same])
+
+    def of(self, place: int) -> Iterator[Query]:
+        """Yield what a pair answers, those of one probe together, until there is nothing left."""
+        while True:
+            with self._lock:
+                own, longest = self._left[place], max(self._left, key=len)
+                taken = own.popleft() if own else longest.pop() if longest else None
+            if taken is None:
+                return
+            yield from taken
+
+
+def _with_following(
+    queries: Iterable[Query],
+) -> Iterator[tuple[Query, Query | None, Query | None]]:
+    """Yield each with the next two, None where there is none."""
+    left = iter(queries)
+    query, following = next(left, None), next(left, None)
+    while query is not None:
+        later = next(left, None)
+        yield query, following, later
+        query, following = following, later
+
+
 def side_by_side(
     pairs: Sequence[Pair], queries: Sequence[Query], seconds: dict[str, float], *, is_strict: bool
 ) -> Generator[ProbeResult, None, bool]:
-    """Yield verdicts as they come of pairs that have a share of the probes each, always the same.
+    """Yield verdicts as they come of pairs that have a share of the probes each.
 
-    A judge keeps what it expects of its share for the next contender, so a probe's name alone
-    says whose it is. After a rejection each pair answers what it has been asked, which may be
-    an earlier probe.
+    After a rejection each pair answers what it has been asked, which may be an earlier probe.
 
     Returns:
         Whether one was a rejection.
@@ -273,10 +301,11 @@ def side_by_side(
     """
     found: queue.SimpleQueue[ProbeResult | BaseException | None] = queue.SimpleQueue()
     is_over = threading.Event()
+    shares = Shares(queries, len(pairs))
 
-    def put(pair: Pair, share: Sequence[Query]) -> None:
+    def put(pair: Pair, place: int) -> None:
         try:
-            given = pair.answers(share, seconds, is_alone=False, is_strict=is_strict)
+            given = pair.answers(shares.of(place), seconds, is_alone=False, is_strict=is_strict)
             with closing(given) as answers:
                 for result in answers:
                     found.put(result)
@@ -289,8 +318,7 @@ def side_by_side(
 
     with ThreadPoolExecutor(len(pairs)) as pool:
         for place, pair in enumerate(pairs):
-            mine = [q for q in queries if crc32(q.probe.name.encode()) % len(pairs) == place]
-            pool.submit(put, pair, mine)
+            pool.submit(put, pair, place)
         try:
             num_ended = 0
             while num_ended < len(pairs):

@@ -37,7 +37,7 @@ from tuner.evaluate.asking import (
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
-from tuner.evaluate.pair import Pair, pairs_of, side_by_side
+from tuner.evaluate.pair import MOST_PAIRS, PAIRS, Pair, pairs_of, side_by_side
 from tuner.evaluate.worker import Reply, Worker
 from tuner.machine.turns import ALL, HALF, SOME, turns_of
 from tuner.problem.accuracy import Accuracy
@@ -125,8 +125,13 @@ class Verifier:
                     with suppress(TunerError):  # the next check starts another one
                         asked(judge, "free", {})
 
-    def prepare(self, num_judges: int | None = None) -> None:
-        """Start so many judges, or all, unless they are there: they load the reference.
+    def get_ready(self) -> None:
+        """Start the judges of the first check, one after the other; raises as `prepare`."""
+        for number in range(1, self._num_pairs() + 1):
+            self.prepare(min(number, self._num_pairs()))
+
+    def prepare(self, num_judges: int) -> None:
+        """Start so many judges, unless they are there: they load the reference.
 
         Raises:
             ProblemError: the reference does not work on this device.
@@ -137,7 +142,7 @@ class Verifier:
             return asked(judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
 
         with self._lock, ThreadPoolExecutor(len(self._judges)) as pool:
-            judges = self._judges[: num_judges or self._most_pairs()]
+            judges = self._judges[:num_judges]
             ended = [judge for judge in judges if not (self._about and judge.is_alive)]
             for reply in pool.map(prepared, ended):
                 self._about = reply.data
@@ -203,29 +208,31 @@ class Verifier:
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
     ) -> tuple[list[Pair], str]:
         """Start processes that judge and answer; or say why the contender cannot be loaded."""
-        most = self._most_pairs()
-        with ThreadPoolExecutor(1) as pool:  # all of them get ready side by side
+        most = self._num_pairs()
+
+        def load(producer: Worker) -> str:
+            noted = notes if producer is producers[0] else []
+            refusal = loaded(producer, self._spec, contender, self._about, most_s, noted)
+            return refusal or self._files.edited(contender)
+
+        def pair(judge: Worker, producer: Worker) -> Pair:
+            how = (self._turns, self._fewer, lambda probe: self._share(probe) > SOME)
+            return Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
+
+        with ThreadPoolExecutor(1 + most) as pool:  # all of them get ready side by side
             ready = pool.submit(self.prepare, 1)
             producers = started(stack, self._spec, [contender] * most, env=QUIET)
             ready.result()
-            num_pairs = min(most, self._pairs_with_room())
-            ready = pool.submit(self.prepare, num_pairs)
-            producers = producers[:num_pairs]
-            for place, producer in enumerate(producers):  # the first may build for the others
-                noted = [] if place else notes
-                refusal = loaded(producer, self._spec, contender, self._about, most_s, noted)
-                refusal = refusal or self._files.edited(contender)
-                if refusal:
-                    return [], refusal
+            most = min(most, self._num_pairs())
+            ready = pool.submit(self.prepare, most)
+            producers = producers[:most]
+            # The first may build for the others.
+            if refusal := load(producers[0]) or "".join([*pool.map(load, producers[1:])][:1]):
+                return [], refusal
             ready.result()
-        self._fewer.num_rows = self._about["num_rows"]
-        self._fewer.is_fixed = self._about["is_fixed"]
-        how = (self._turns, self._fewer, lambda probe: self._share(probe) > SOME)
-        pairs = [
-            Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
-            for judge, producer in zip(self._judges[:num_pairs], producers, strict=True)
-        ]
-        return pairs, ""
+            self._fewer.num_rows = self._about["num_rows"]
+            self._fewer.is_fixed = self._about["is_fixed"]
+            return [*pool.map(pair, self._judges[:most], producers)], ""
 
     def _start_anew(
         self, stack: ExitStack, contender: Contender, most_s: float, pair: Pair
@@ -272,27 +279,25 @@ class Verifier:
         rows = self._about["num_rows"] if probe.batch is None else probe.batch
         return self._taken(rows, probe.calls)
 
-    def _most_pairs(self) -> int:
-        """Return how many pairs a check that begins now has at most."""
-        most = len(self._judges)
-        return min(most, pairs_of(self._is_gpu, self._turns.has_others)) if most > 1 else most
-
-    def _pairs_with_room(self) -> int:
-        """Return how many pairs memory has room for: a GPU's while they ask of few rows."""
+    def _num_pairs(self) -> int:
+        """Return how many pairs memory has room for now, a GPU's while they ask of few rows."""
+        has_others = self._turns.has_others
+        most = min(len(self._judges), PAIRS if has_others else MOST_PAIRS)
+        if not self._about:
+            return most
         free, total = (float(self._about[name]) for name in ("free_bytes", "total_bytes"))
-        own = self._about["num_rows"]
-        if not self._is_gpu:
-            return int(SHARE_OF_PAIRS * free / max(1.0, self._num_bytes(own))) or 1
-        if self._turns.has_others and free < FREE_SHARE * total:
+        if has_others and free < FREE_SHARE * total:
             return 1
-        rows = own if self._about["is_fixed"] else min(FEW_ROWS, own or FEW_ROWS)
-        return int(SHARE_OF_PAIRS * total / max(1.0, self._num_bytes(rows))) or 1
+        rows = self._about["num_rows"]
+        if self._is_gpu and not self._about["is_fixed"]:
+            rows = min(FEW_ROWS, rows or FEW_ROWS)
+        room = SHARE_OF_PAIRS * (total if self._is_gpu else free)
+        return max(1, min(most, int(room / max(1.0, self._num_bytes(rows)))))
 
     def _taken(self, rows: int | None, num_calls: int = 1) -> float:
         """Return the share of a GPU's memory that calls of so many rows may take."""
-        if not self._is_gpu:
-            return 0.0
-        return self._num_bytes(rows, num_calls) / float(self._about["total_bytes"])
+        total_bytes = float(self._about["total_bytes"])
+        return self._num_bytes(rows, num_calls) / total_bytes if self._is_gpu else 0.0
 
     def _num_bytes(self, rows: int | None, num_calls: int = 1) -> float:
         """Return the memory that calls of so many rows may take."""
@@ -304,9 +309,8 @@ class Verifier:
         """Return seconds of each query: as the last time, or as is usual."""
         if self._seconds:
             return [self._seconds.get(query.name, 0.0) for query in queries]
-        row_elements = float(self._about["row_elements"])
-        probes = [query.probe for query in queries]
-        return costs_of(probes, self._about["num_rows"], row_elements, self._is_gpu)
+        about, probes = self._about, [query.probe for query in queries]
+        return costs_of(probes, about["num_rows"], float(about["row_elements"]), self._is_gpu)
 
     def _answers(
         self, pairs: Sequence[Pair], queries: Sequence[Query], start_anew: Callable[[Pair], bool]
@@ -367,8 +371,8 @@ class Verifier:
 
     def _asks_less(self, probes: Sequence[Probe]) -> bool:
         """Ask the first of these with less memory, and what would take as much, if that can be."""
-        is_large = self._share(self._fewer.asked(probes[0])) > SOME
-        return is_large and self._fewer.limit(probes, self._taken_by)
+        asked_now = self._fewer.asked(probes[0])
+        return self._share(asked_now) > SOME and self._fewer.limit(probes, self._taken_by)
 
     def _give_up_memory(self, pairs: Sequence[Pair]) -> None:
         """Free what the judges keep for later contenders, where others use the memory, too."""
