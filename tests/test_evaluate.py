@@ -27,7 +27,7 @@ from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.job_spec import JobSpec, explained
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
-from tuner.evaluate.race_sets import RaceSets
+from tuner.evaluate.race_sets import RaceSets, Ready
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.runner import Runner, Terms
 from tuner.evaluate.screening import Screening
@@ -578,14 +578,32 @@ def test_processes_that_compiled_it_already_are_taken_into_the_race(tmp_path):
     with ExitStack() as stack:
         kept = RaceSets(task).kept_ready(stack, contender, 2)
         kept[0].kill()  # one that ended meanwhile is replaced
-        ready, pid = {contender.name: kept}, kept[1].pid
+        ready, pid = Ready({contender.name: kept}), kept[1].pid
         sets = RaceSets(task, ready)
         with closing(sets.each([contender], 2, [1])) as each:
             pids = [racers[1].pid for _, racers in islice(each, 2) if sets.give(racers)]
         assert pids[0] == pid != pids[1] is not None
-        assert not ready[contender.name]
+        assert not ready.loaded[contender.name]
         race = Racer(task, ready).race([contender], num_processes=1, seconds=0.01)
     assert race.answer is not None and race.answer.is_accepted, race.answer
+
+
+def test_sets_that_were_opened_before_a_race_are_taken_into_it(tmp_path):
+    reference = tmp_path / "reference.py"
+    reference.write_text(NORMALISED.format(name="Model", first=""))
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
+    file = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=""))
+    with closing(Ready()) as ready:
+        ready.open_sets(task, num_files=1, num_sets=2)
+        ready.open_sets(task, num_files=1, num_sets=2)  # once
+        with ExitStack() as stack:
+            baseline, opened = ready.opened(stack, [file])
+            assert opened.name == file.name and baseline.is_alive and opened.is_alive
+        assert not (baseline.is_alive or opened.is_alive)
+        pids = [[racer.pid for racer in future.result()[1]] for future in ready._opening]
+        with closing(RaceSets(task, ready).each([file], 2, [1])) as each:
+            raced = [[racer.pid for racer in racers] for _, racers in islice(each, 2)]
+        assert len(pids) == 1 and raced[0] == pids[0] != raced[1]
 
 
 def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(planned):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,10 @@ from tuner.errors import NothingToGainError, TunerError
 from tuner.evaluate.asking import with_memory
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, asked, new_worker
+from tuner.evaluate.worker import Worker
 from tuner.machine.ceilings import bound_us
 from tuner.machine.platforms import is_gpu
-from tuner.machine.turns import Turns, turns_of
+from tuner.machine.turns import turns_of
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.review.gain import Gain, ModuleRecord
@@ -94,9 +96,15 @@ def measured(planned: Planned, outline: Outline, observer: Observer | None = Non
         path.write_text(_COPY)
         sizes = {"NUM_FLOATS": max(1, outline.num_bytes // 8)}  # each is read and written
         copy = {**task, "reference": str(path), "sizes": sizes}
-        eager = _seen(task, asks_rounding=_depends_on_rounding(planned))
+        with _worker(task) as own, _worker(task) as other, ThreadPoolExecutor(1) as pool:
+            # Two processes open a GPU in the time of one.
+            opened = pool.submit(asked, other, "warm_up", {"device": task["device"]})
+            is_asked = _depends_on_rounding(planned)
+            eager = _seen(own, task, asks_rounding=is_asked, before=opened.result)
+            own.close()  # for its memory
+            copy_us = _seen(other, copy).us
         facts = {ROUNDING[layout]: rounds for layout, rounds in eager.rounds.items()}
-        return replace(gain, eager_us=eager.us, copy_us=_seen(copy).us, facts=facts)
+        return replace(gain, eager_us=eager.us, copy_us=copy_us, facts=facts)
 
 
 def worth_searching(
@@ -149,16 +157,23 @@ class _Seen(NamedTuple):
     rounds: Mapping[str, bool]
 
 
-def _seen(task: dict[str, Any], *, asks_rounding: bool = False) -> _Seen:
+def _worker(task: Mapping[str, Any]) -> Worker:
+    return new_worker(task["device"], name="gain", env=QUIET, is_ours=True)
+
+
+def _seen(
+    worker: Worker,
+    task: Mapping[str, Any],
+    *,
+    asks_rounding: bool = False,
+    before: Callable[[], object] = lambda: None,
+) -> _Seen:
+    """Time a reference in a process; `before` returns when nothing else disturbs that."""
     turns = turns_of(task["device"])
-    return with_memory(
-        turns, lambda: _seen_of(task, turns, asks_rounding), float(task["memory_share"])
-    )
 
-
-def _seen_of(task: dict[str, Any], turns: Turns, asks_rounding: bool) -> _Seen:
-    with new_worker(task["device"], name="gain", env=QUIET, is_ours=True) as worker:
+    def seen() -> _Seen:
         asked(worker, "prepare", task, timeout_s=PREPARE_TIMEOUT_S)
+        before()
         with turns.alone():
             first = asked(worker, "time_model", {"num_samples": FIRST_SAMPLES}).data["samples_us"]
             number = round(TIMED_S * 1e6 / max(statistics.median(first), 1.0))
@@ -170,3 +185,12 @@ def _seen_of(task: dict[str, Any], turns: Turns, asks_rounding: bool) -> _Seen:
             with turns.shared(), suppress(TunerError):
                 rounds = asked(worker, "rounding", {}).data["rounds"]
         return _Seen(float(statistics.median(samples_us)), rounds)
+
+    def seen_anew() -> _Seen:
+        try:
+            return seen()
+        except TunerError:
+            worker.kill()  # with the memory that it holds
+            raise
+
+    return with_memory(turns, seen_anew, float(task["memory_share"]))

@@ -10,9 +10,8 @@ from threading import Lock, Thread
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.race import Race, compared_with_compiled
-from tuner.evaluate.race_sets import RaceSets
+from tuner.evaluate.race_sets import RaceSets, Ready
 from tuner.evaluate.racing import Racer
-from tuner.evaluate.worker import Worker
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.ranking import blamed
@@ -36,7 +35,7 @@ class Rival:
         self._found: dict[tuple[str, int], Compiled] = {}
         self._compiling: Thread | None = None
         self._kept, self._is_closed, self._lock = ExitStack(), False, Lock()
-        self.ready: dict[str, list[Worker]] = {}  # processes that compiled it, for a `Racer`
+        self.ready = Ready()  # for a `Racer`: those that compiled it, and sets of files
 
     def get_ready(self, num_processes: int) -> None:
         """Compile it for so many sets of processes while files are checked; does not wait."""
@@ -49,17 +48,22 @@ class Rival:
                 workers = sets.kept_ready(stack, contender, num_processes)
                 with self._lock:
                     if not self._is_closed:
-                        self.ready[contender.name] = workers
+                        self.ready.loaded[contender.name] = workers
                         self._kept = stack.pop_all()
 
         self._compiling = Thread(target=compile_it, name=contender.name, daemon=True)
         self._compiling.start()
+
+    def open_sets(self, schedule: Schedule) -> None:
+        """Let the processes of a race of files open a GPU while these are checked; once."""
+        self.ready.open_sets(self._spec, schedule.num_finalists, schedule.num_processes)
 
     def close(self) -> None:
         """End what was kept ready, now or once it is compiled."""
         with self._lock:
             self._is_closed = True
         self._kept.close()
+        self.ready.close()
 
     def beside(self, files: Sequence[Contender], race: Callable[[list[Contender]], Race]) -> Race:
         """Race files, with it behind them where it is wanted and can be had."""

@@ -63,8 +63,7 @@ class Verification:
     schedule: Schedule
     deadline_s: float | None = None
     is_hurried: Callable[[], bool] = lambda: False
-    # Where a GPU is asked, and cores are plenty, finalists are checked side by side: most of a
-    # check is spent on the host.
+    # Where a GPU is asked, and cores are plenty: most of a check is spent on the host.
     checks_ahead: ThreadPoolExecutor | None = None
     ahead: dict[int, Future[Check]] = field(default_factory=dict)
     spares: list[ExportFile] = field(default_factory=list)  # to check where one is rejected
@@ -224,8 +223,8 @@ class Verification:
         """
         wanted = self.schedule.num_finalists
         accepted: list[int] = []
-        rejected = {structure(t) for t in ranked if t.number in entries}
         left = [trial for trial in ranked if trial.number not in entries]
+        rejected = {structure(t) for t in ranked if t.number in entries}
         while left and len(entries) < MAX_CHECKED * wanted and len(accepted) < wanted:
             if accepted and (self.is_hurried() or self._is_late(len(accepted))):
                 why = "stopped by the user" if self.is_hurried() else "the time was up"
@@ -304,6 +303,8 @@ class Verification:
         self.compiler.submit(file).result()
 
         def on_probe(answered: Answered) -> None:
+            if self.checks_ahead:
+                self.rival.open_sets(self.schedule)
             if self.shown == file.trial:
                 self.observer.on_probe(answered)
 

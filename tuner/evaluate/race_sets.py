@@ -3,19 +3,83 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
-from tuner.errors import WorkerError
+from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, loaded, started
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, explained
 from tuner.evaluate.worker import JobFailed, Reply, Worker
+from tuner.machine.turns import turns_of
 from tuner.problem.timed_data import GIVEN
 
-__all__ = ["RaceSets", "raise_if"]
+__all__ = ["RaceSets", "Ready", "raise_if"]
+
+NONE: Mapping[str, list[Worker]] = MappingProxyType({})
+MOST_OPENED = 6  # processes of sets that nobody races yet
+
+
+class Ready:
+    """Processes of a race that were started before it; sets take them out.
+
+    Attributes:
+        loaded: those of `RaceSets.kept_ready`, by their contender's name.
+    """
+
+    def __init__(self, loaded: Mapping[str, list[Worker]] = NONE) -> None:
+        self.loaded = dict(loaded)
+        self._pool = ThreadPoolExecutor(1)
+        self._opening: deque[Future[tuple[ExitStack, list[Worker]]]] = deque()
+        self._lock, self._has_begun = Lock(), False
+
+    def open_sets(self, spec: JobSpec, num_files: int, num_sets: int) -> None:
+        """Begin to start sets of so many files, which have opened a GPU then; does not wait.
+
+        They have loaded nothing. Beside other tuners none is: each holds half a gigabyte.
+        """
+
+        def opened() -> tuple[ExitStack, list[Worker]]:
+            with ExitStack() as stack:
+                files = [Contender("opened", {})] * num_files
+                racers = started(stack, spec, files, "baseline")
+                return stack.pop_all(), racers
+
+        with self._lock:
+            if self._has_begun or turns_of(spec.device).has_others:
+                return
+            self._has_begun = True
+            for _ in range(min(num_sets, max(1, MOST_OPENED // (num_files + 1)))):
+                self._opening.append(self._pool.submit(opened))
+
+    def opened(self, stack: ExitStack, contenders: Sequence[Contender]) -> list[Worker]:
+        """Return an opened set of these, whose end `stack` becomes; nothing where there is none.
+
+        A process that fails to open is found by who starts it.
+        """
+        are_files = all(c.load.keys() == {"file"} and not c.env for c in contenders)
+        while are_files and contenders and self._opening:
+            with suppress(TunerError):
+                own, racers = self._opening.popleft().result()
+                stack.enter_context(own)
+                if len(racers) > len(contenders):
+                    for racer, contender in zip(racers[1:], contenders, strict=False):
+                        racer.name = contender.name
+                    return racers[: 1 + len(contenders)]
+        return []
+
+    def close(self) -> None:
+        """End those that no race took."""
+        with ExitStack() as stack:
+            while self._opening:
+                with suppress(TunerError):
+                    stack.enter_context(self._opening.popleft().result()[0])
+        self._pool.shutdown()
 
 
 class RaceSets:
@@ -23,15 +87,15 @@ class RaceSets:
 
     Args:
         spec: the problem.
-        ready: processes of `kept_ready`, by their contender's name; sets take them out.
+        ready: processes that were started before.
 
     Attributes:
         lends: whether processes can write into each other's memory, once something was given.
     """
 
-    def __init__(self, spec: JobSpec, ready: Mapping[str, list[Worker]] | None = None) -> None:
+    def __init__(self, spec: JobSpec, ready: Ready | None = None) -> None:
         self._spec = spec
-        self._ready = ready or {}
+        self._ready = ready or Ready()
         self._loaded: set[Worker] = set()  # of those that were ready
         self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
         self.lends = False
@@ -52,7 +116,8 @@ class RaceSets:
                 ready = {n: w for n in lanes if (w := self._taken(stack, contenders[n - 1]))}
                 others = [lane for lane in lanes if lane not in ready]
                 fresh = [contenders[lane - 1] for lane in others]
-                racers = started(stack, self._spec, fresh, "baseline")
+                racers = self._ready.opened(stack, fresh)
+                racers = racers or started(stack, self._spec, fresh, "baseline")
                 return stack.pop_all(), [0, *others, *ready], [*racers, *ready.values()]
 
         with ThreadPoolExecutor(2) as pool:
@@ -109,7 +174,7 @@ class RaceSets:
 
     def _taken(self, stack: ExitStack, contender: Contender) -> Worker | None:
         """Take a process out of those that have loaded a contender; None if none is left."""
-        of_it = self._ready.get(contender.name, [])
+        of_it = self._ready.loaded.get(contender.name, [])
         while of_it:
             worker = of_it.pop(0)
             stack.callback(worker.close)

@@ -16,7 +16,7 @@ from tuner.evaluate.asking import is_of_memory, require_memory, waits_for_memory
 from tuner.evaluate.contender import Contender, Unedited, get_ready
 from tuner.evaluate.job_spec import JobSpec, too_fast
 from tuner.evaluate.race import Race
-from tuner.evaluate.race_sets import RaceSets, raise_if
+from tuner.evaluate.race_sets import RaceSets, Ready, raise_if
 from tuner.evaluate.raced_steps import race_steps
 from tuner.evaluate.second_clock import SecondClock
 from tuner.evaluate.timed_calls import TimedCalls
@@ -47,10 +47,10 @@ class Racer:
 
     Args:
         spec: the problem.
-        ready: processes that hold a contender already, as `RaceSets` takes them.
+        ready: processes that were started before, as `RaceSets` takes them.
     """
 
-    def __init__(self, spec: JobSpec, ready: Mapping[str, list[Worker]] | None = None) -> None:
+    def __init__(self, spec: JobSpec, ready: Ready | None = None) -> None:
         self._spec = spec
         self._sets = RaceSets(spec, ready)
         self._is_gpu = spec.is_gpu
