@@ -14,7 +14,7 @@ from tuner.config.run_config import load_config
 from tuner.errors import WorkerError
 from tuner.evaluate.asking import Fewer, is_of_memory, require_memory, with_memory
 from tuner.machine import gpu_memory
-from tuner.machine.turns import ALL, SOME, Turns
+from tuner.machine.turns import ALL, LITTLE, Turns
 from tuner.tuning import derive_operator, plan
 
 WIDE = """
@@ -79,7 +79,7 @@ def test_of_a_gpus_memory_a_search_takes_what_its_calls_hold(tmp_path):
     rows = [round(part * planned.device.memory_bytes / (8192 + 8192)) for part in (0.01, 0.1, 1)]
     larger = [replace(planned, sizes={**planned.sizes, "batch": number}) for number in rows]
     shares = [each.spec.memory_share for each in larger]
-    assert shares[0] == SOME < shares[1] < ALL == shares[2]
+    assert shares[0] == LITTLE < shares[1] < ALL == shares[2]
 
 
 def test_memory_that_another_thread_has_is_not_waited_for(tmp_path):

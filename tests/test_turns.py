@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tuner.machine.turns import ALL, HALF, SOME, Turns, turns_of
+from tuner.machine.turns import ALL, HALF, LITTLE, SOME, Turns, turns_of
 
 HOLDER = """
 import sys, time
@@ -19,7 +19,7 @@ from tuner.machine.turns import Turns
 turns = Turns(Path(sys.argv[1]))
 ways = {
     "all": lambda: turns.memory(1.0), "half": lambda: turns.memory(0.5),
-    "some": turns.memory,
+    "some": turns.memory, "little": lambda: turns.memory(0.125),
     "check": turns.checking,
 }
 with ways.get(sys.argv[2], getattr(turns, sys.argv[2], None))():
@@ -84,6 +84,8 @@ def test_who_times_waits_for_all_others_and_they_for_him(tmp_path, held, theirs,
         (["all"], ALL, True), (["all"], SOME, True), (["some"], ALL, True), (["half"], ALL, True),
         (["some"], SOME, False), (["half"], HALF, False), (["half", "some"], SOME, False),
         (["half", "some"], HALF, True), (["half", "half"], SOME, True), (["some"] * 4, SOME, True),
+        (["half", "half"], LITTLE, True), (["little"] * 4, HALF, False),
+        (["little"] * 5, HALF, True), (["half", "some", "little"], LITTLE, False),
         (["alone"], ALL, False), (["shared"], ALL, False),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
 from tuner.machine.platforms import is_gpu
-from tuner.machine.turns import ALL, SOME
+from tuner.machine.turns import ALL, LITTLE
 from tuner.problem.reference import ROWS
 from tuner.search.samplers import SAMPLERS
 from tuner.space.constraints import Constraint
@@ -65,6 +65,7 @@ DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on
 FASTEST_ARITHMETIC = "fp16"  # that any kernel may use where `op.yaml` says nothing of it
 LEAST_OF_GPU = 8  # trials that the search of a module waits for
 RACE_BYTES = 5  # for each byte of a call, the processes of a race: inputs, outputs, copies
+OPEN_BYTES = 3 * 2**30  # of a GPU that they have opened, whatever they do
 CHECKS_BYTES = 20  # for each byte of a call, the judge and three checks: float64, copies
 
 
@@ -164,9 +165,9 @@ class Planned:
             sizes,
             self.config.problem.mode,
         )
-        share = RACE_BYTES * num_bytes / max(1, self.device.memory_bytes)
-        num_parts = math.ceil(share / SOME)  # what holds all parts has all of the memory
-        return replace(spec, memory_share=min(ALL, max(SOME, num_parts * SOME)))
+        share = (OPEN_BYTES + RACE_BYTES * num_bytes) / max(1, self.device.memory_bytes)
+        num_parts = math.ceil(share / LITTLE)  # what holds all parts has all of the memory
+        return replace(spec, memory_share=min(ALL, num_parts * LITTLE))
 
     def example(self) -> Candidate:
         """Render the first feasible configuration."""

@@ -39,7 +39,7 @@ from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
 from tuner.evaluate.pair import MOST_PAIRS, PAIRS, Pair, pairs_of, side_by_side
 from tuner.evaluate.worker import Reply, Worker
-from tuner.machine.turns import ALL, HALF, SOME, turns_of
+from tuner.machine.turns import ALL, HALF, LITTLE, SOME, turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
 
@@ -50,8 +50,7 @@ __all__ = ["Answered", "JudgeEnded", "Verifier"]
 # gradients of several calls, in float64 as well.
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
 FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
-SHARE_OF_ONE = 1 / 5  # of the memory, beside which others have room
-SHARE_OF_PAIRS = 2 * SHARE_OF_ONE
+SHARE_OF_ONE, LITTLE_OF_ONE = 1 / 5, 1 / 20  # of the memory, beside which others have room
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
 FEW_ROWS = 8  # what most probes have; those of more are asked by one pair where rows are large
 
@@ -273,7 +272,9 @@ class Verifier:
     def _share(self, probe: Probe) -> float:
         """Return which share of a GPU's memory is waited for before a probe is asked."""
         taken = self._taken_by(probe)
-        return SOME if taken <= SHARE_OF_ONE else HALF if taken <= HALF else ALL
+        if taken <= SHARE_OF_ONE:
+            return LITTLE if taken <= LITTLE_OF_ONE else SOME
+        return HALF if taken <= HALF else ALL
 
     def _taken_by(self, probe: Probe) -> float:
         rows = self._about["num_rows"] if probe.batch is None else probe.batch
@@ -291,7 +292,7 @@ class Verifier:
         rows = self._about["num_rows"]
         if self._is_gpu and not self._about["is_fixed"]:
             rows = min(FEW_ROWS, rows or FEW_ROWS)
-        room = SHARE_OF_PAIRS * (total if self._is_gpu else free)
+        room = PAIRS * SHARE_OF_ONE * (total if self._is_gpu else free)
         return max(1, min(most, int(room / max(1.0, self._num_bytes(rows)))))
 
     def _taken(self, rows: int | None, num_calls: int = 1) -> float:

@@ -3,8 +3,8 @@
 Files of each GPU below `cache_folder()`, locked while it is used; whoever is killed lets go.
 
     device      held alone to time, shared to check
-    memory-0 .. parts of its memory, held alone: a few to search or race, half or all of them for
-                a question of a check that may take so much
+    memory-0 .. parts of its memory, held alone: one or a few to search, check or race, half or all
+                of them for a question of a check that may take so much
     check-0, .. held alone to check, by as many at a time as there are processors for
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
     user-...    held by each process that searches, checks, waits for that or races
@@ -31,10 +31,12 @@ from typing import IO
 from tuner.machine.host import cache_folder, usable_cores
 from tuner.machine.platforms import is_gpu
 
-__all__ = ["ALL", "HALF", "SOME", "Turns", "turns_of"]
+__all__ = ["ALL", "HALF", "LITTLE", "SOME", "Turns", "turns_of"]
 
-SOME, HALF, ALL = 0.25, 0.5, 1.0  # of the memory: some is what a search or a race takes as a rule
-MEMORY_PARTS = 4
+# Of the memory. Some is what a search or a race takes of which nothing is known; little is a part
+# that the others are made of: who wants half of it waits for none of four who have little.
+LITTLE, SOME, HALF, ALL = 0.125, 0.25, 0.5, 1.0
+MEMORY_PARTS = 8
 LOOK_EVERY_S = 0.002
 CHECKS_OF_OTHERS = 8  # that may come before one's own
 # Most of a check is the work of four processes of the host. What takes all memory asks for it.
