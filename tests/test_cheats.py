@@ -252,6 +252,25 @@ def test_cache_lines_that_a_candidate_keeps_are_taken_back_before_each_sample(tm
     assert limit.value == 0 and timer._batch_size == 1
 
 
+def test_a_file_that_one_of_its_processes_cannot_load_is_not_asked(tmp_path):
+    count = tmp_path / "count"
+    file = tmp_path / "sometimes.py"
+    file.write_text(
+        (CHEATS / "holds_the_reference.py").read_text()
+        + textwrap.dedent(f"""
+        import os
+        with open({str(count)!r}, "a") as count:
+            count.write("x")
+        if os.path.getsize({str(count)!r}) == 4:  # the last of them, whichever that is
+            raise RuntimeError("not here")
+        """)
+    )
+    with Verifier(task_of(tmp_path), seed=SEED, num_pairs=4) as verifier:
+        check = verifier.check(Contender.of_file(file, is_deterministic=True))
+    assert count.read_text() == "x" * 4
+    assert not check.is_accepted and check.reason == "importing it: RuntimeError: not here"
+
+
 def test_who_has_answered_its_share_takes_the_last_probes_of_another():
     probes = thorough_probes(seed=5, num_rows=64)
     queries = [Query(p, is_by_kernels=kernels) for p in probes for kernels in (False, True)]

@@ -225,8 +225,9 @@ class Verifier:
             most = min(most, self._num_pairs())
             ready = pool.submit(self.prepare, most)
             producers = producers[:most]
-            # The first may build for the others.
-            if refusal := load(producers[0]) or "".join([*pool.map(load, producers[1:])][:1]):
+            refusals = [load(producers[0])]  # it may build for the others
+            refusals += [] if any(refusals) else pool.map(load, producers[1:])
+            if refusal := next(filter(None, refusals), ""):
                 return [], refusal
             ready.result()
             self._fewer.num_rows = self._about["num_rows"]
@@ -308,9 +309,9 @@ class Verifier:
 
     def _costs(self, queries: Sequence[Query]) -> list[float]:
         """Return seconds of each query: as the last time, or as is usual."""
+        about, probes = self._about, [query.probe for query in queries]
         if self._seconds:
             return [self._seconds.get(query.name, 0.0) for query in queries]
-        about, probes = self._about, [query.probe for query in queries]
         return costs_of(probes, about["num_rows"], float(about["row_elements"]), self._is_gpu)
 
     def _answers(
@@ -392,9 +393,8 @@ def _first_alone(pairs: Sequence[Pair]) -> Sequence[Pair]:
 def _unjudged(probes: Sequence[Probe]) -> list[str]:
     """Name the probes whose numbers nobody can judge."""
     names = [probe.name for probe in probes if probe.is_random]
-    if not names:
-        return []
-    return [
+    said = (
         f"numbers were not compared on {len(names)} of {len(probes)} probes, since the reference "
         f"draws random numbers in their mode: {', '.join(names)}"
-    ]
+    )
+    return [said] if names else []
