@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +76,7 @@ def bound_of(planned: Planned, outline: Outline) -> Gain:
 
 
 def measured(planned: Planned, outline: Outline, observer: Observer | None = None) -> Gain:
-    """Time PyTorch's forward, and a copy of as many bytes, in processes of their own.
+    """Time PyTorch's forward, and a copy of as many bytes, in a process of their own.
 
     Takes seconds, most of them to open the device. On a machine without the device nothing is
     timed.
@@ -96,13 +95,9 @@ def measured(planned: Planned, outline: Outline, observer: Observer | None = Non
         path.write_text(_COPY)
         sizes = {"NUM_FLOATS": max(1, outline.num_bytes // 8)}  # each is read and written
         copy = {**task, "reference": str(path), "sizes": sizes}
-        with _worker(task) as own, _worker(task) as other, ThreadPoolExecutor(1) as pool:
-            # Two processes open a GPU in the time of one.
-            opened = pool.submit(asked, other, "warm_up", {"device": task["device"]})
-            is_asked = _depends_on_rounding(planned)
-            eager = _seen(own, task, asks_rounding=is_asked, before=opened.result)
-            own.close()  # for its memory
-            copy_us = _seen(other, copy).us
+        with new_worker(task["device"], name="gain", env=QUIET, is_ours=True) as worker:
+            eager = _seen(worker, task, asks_rounding=_depends_on_rounding(planned))
+            copy_us = _seen(worker, copy).us
         facts = {ROUNDING[layout]: rounds for layout, rounds in eager.rounds.items()}
         return replace(gain, eager_us=eager.us, copy_us=copy_us, facts=facts)
 
@@ -157,23 +152,12 @@ class _Seen(NamedTuple):
     rounds: Mapping[str, bool]
 
 
-def _worker(task: Mapping[str, Any]) -> Worker:
-    return new_worker(task["device"], name="gain", env=QUIET, is_ours=True)
-
-
-def _seen(
-    worker: Worker,
-    task: Mapping[str, Any],
-    *,
-    asks_rounding: bool = False,
-    before: Callable[[], object] = lambda: None,
-) -> _Seen:
-    """Time a reference in a process; `before` returns when nothing else disturbs that."""
+def _seen(worker: Worker, task: Mapping[str, Any], *, asks_rounding: bool = False) -> _Seen:
+    """Time a reference in a process, which has no other one from then on."""
     turns = turns_of(task["device"])
 
     def seen() -> _Seen:
         asked(worker, "prepare", task, timeout_s=PREPARE_TIMEOUT_S)
-        before()
         with turns.alone():
             first = asked(worker, "time_model", {"num_samples": FIRST_SAMPLES}).data["samples_us"]
             number = round(TIMED_S * 1e6 / max(statistics.median(first), 1.0))
@@ -186,11 +170,11 @@ def _seen(
                 rounds = asked(worker, "rounding", {}).data["rounds"]
         return _Seen(float(statistics.median(samples_us)), rounds)
 
-    def seen_anew() -> _Seen:
+    def seen_or_ended() -> _Seen:
         try:
             return seen()
         except TunerError:
-            worker.kill()  # with the memory that it holds
+            worker.kill()  # with the memory that it holds, which the next try may lack
             raise
 
-    return with_memory(turns, seen_anew, float(task["memory_share"]))
+    return with_memory(turns, seen_or_ended, float(task["memory_share"]))

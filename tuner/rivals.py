@@ -55,8 +55,11 @@ class Rival:
         self._compiling.start()
 
     def open_sets(self, schedule: Schedule) -> None:
-        """Let the processes of a race of files open a GPU while these are checked; once."""
-        self.ready.open_sets(self._spec, schedule.num_finalists, schedule.num_processes)
+        """Let the processes of a race of files, and those of the profile behind it, open a GPU.
+
+        It is done once, while files are checked, which disturbs nothing that is timed.
+        """
+        self.ready.open_sets(self._spec, schedule.num_finalists, schedule.num_processes + 1)
 
     def close(self) -> None:
         """End what was kept ready, now or once it is compiled."""

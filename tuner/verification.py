@@ -163,7 +163,7 @@ class Verification:
         is_late = self.deadline_s is not None and time.monotonic() > self.deadline_s
         if not is_late and not self.is_hurried():
             self.observer.on_stage("profiling one call, kernel by kernel")
-            if why := profile_into(self.run.path, self.planned.spec, result):
+            if why := profile_into(self.run.path, self.planned.spec, result, self.rival.ready):
                 self.observer.on_stage(f"  not profiled: {why}")
 
     def export(self, file: ExportFile, at: Mapping[str, JobSpec] = NOWHERE) -> Finalist:

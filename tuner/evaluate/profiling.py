@@ -14,7 +14,7 @@ from typing import Any
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec, asked
-from tuner.evaluate.race_sets import RaceSets
+from tuner.evaluate.race_sets import RaceSets, Ready
 from tuner.machine.turns import turns_of
 from tuner.profiled import PROFILE_NAME, KernelTime, Launch, Profiled, Profiles
 from tuner.storage import write_whole
@@ -27,13 +27,17 @@ ON_A_GPU = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler'
 ON_A_CPU = "cpu_op"
 
 
-def profiled(spec: JobSpec, contender: Contender, trial: int) -> Profiles:
+def profiled(
+    spec: JobSpec, contender: Contender, trial: int, ready: Ready | None = None
+) -> Profiles:
     """Profile one warm call of the baseline and one of a contender that was checked.
+
+    `ready` are processes that were started before.
 
     Raises:
         WorkerError: a process failed; the message starts with the contender's name.
     """
-    sets, turns = RaceSets(spec), turns_of(spec.device)
+    sets, turns = RaceSets(spec, ready), turns_of(spec.device)
     with turns.memory(spec.memory_share), closing(sets.each([contender], 1, [1])) as one:
         _, workers = next(one)
         sets.give(workers)
@@ -47,11 +51,13 @@ def profiled(spec: JobSpec, contender: Contender, trial: int) -> Profiles:
     return Profiles(has_gpu, baseline, winner)
 
 
-def profile_into(folder: Path, spec: JobSpec, result: Result) -> str:
+def profile_into(folder: Path, spec: JobSpec, result: Result, ready: Ready | None = None) -> str:
     """Keep the profile of a run's exported file in its folder; return why there is none, or ""."""
     contender = Contender.of_file(Path(result.export_path), is_deterministic=False)
     try:
-        write_whole(folder / PROFILE_NAME, to_json(profiled(spec, contender, result.winner)))
+        write_whole(
+            folder / PROFILE_NAME, to_json(profiled(spec, contender, result.winner, ready))
+        )
     except (WorkerError, StorageError) as error:
         return one_line(str(error))
     except (LookupError, TypeError, ValueError) as error:  # another version's trace

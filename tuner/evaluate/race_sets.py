@@ -22,7 +22,7 @@ from tuner.problem.timed_data import GIVEN
 __all__ = ["RaceSets", "Ready", "raise_if"]
 
 NONE: Mapping[str, list[Worker]] = MappingProxyType({})
-MOST_OPENED = 6  # processes of sets that nobody races yet
+MOST_OPENED = 8  # processes of sets that nobody races yet
 
 
 class Ready:
