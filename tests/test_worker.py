@@ -584,6 +584,27 @@ def test_who_kills_the_server_of_strangers_harms_nobody_else():
         assert psutil.Process(pid_of(ours)).parent() != first and pid_of(strangers) != theirs
 
 
+@pytest.mark.parametrize("which", ["", "strangers"])
+def test_a_server_that_was_killed_leaves_no_socket(monkeypatch, which):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # an environment that no other test has
+    with Worker(ENTRY, env={forkserver.SERVER: which}) as worker:
+        pid = pid_of(worker)
+        first = psutil.Process(pid).parent()
+        first = first.parent() if which else first
+        read = [key for key in forkserver._SERVERS if ("OMP_NUM_THREADS", "2") in key[1]]
+        server = forkserver._SERVERS["", read[0][1]]
+        first.kill()
+        assert is_gone(pid)
+        until_s = time.monotonic() + ANSWER_S
+        while server._socket.fileno() >= 0 and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert server._socket.fileno() == -1
+        if which:  # of whose fork nobody is told
+            with pytest.raises(OSError):
+                forkserver._Server({}, server)
+        assert psutil.Process(pid_of(worker)).is_running()
+
+
 def pid_of(worker):
     return worker.call("prepared", timeout_s=ANSWER_S).data["pid"]
 

@@ -44,10 +44,8 @@ __all__ = [
 # Environment variable: which fork of the server. What a stranger may harm has one of its own.
 SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
-# Environment variable: what a server imports, or calls, as well for the work of its processes.
-ALSO = "TUNER_PRELOAD"
-# Environment variable: cores that a server, and so its processes, were started on.
-CORES = "TUNER_CORES"
+ALSO = "TUNER_PRELOAD"  # environment variable: what a server imports, or calls, as well
+CORES = "TUNER_CORES"  # environment variable: those of a server and its processes
 # Of each process. The user's filter of warnings must not turn a stranger's into errors; programs
 # that compilers start with `python -m` import nothing from the current folder.
 SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "", "PYTHONSAFEPATH": "1"}
@@ -185,8 +183,12 @@ class _Server:
             self._start(env, theirs)
         else:
             # It answers nothing: whoever asks the fork something waits for it as long as needed.
-            with theirs, first._lock:
-                _send(first._socket, {"serve": True}, (theirs.fileno(),))
+            try:
+                with theirs, first._lock:
+                    _send(first._socket, {"serve": True}, (theirs.fileno(),))
+            except OSError:
+                self.close()
+                raise
 
     def _start(self, env: Mapping[str, str], theirs: socket.socket) -> None:
         is_started = threading.Event()
@@ -194,15 +196,14 @@ class _Server:
         def spawn_and_wait() -> None:
             # Linux sends the parent-death signal when the spawning thread ends: this one lives
             # as long as the server.
-            own = {"fd": theirs.fileno(), "parent_pid": os.getpid()}
-            options = {"path": import_path(sys.path), **own}
+            own = {"path": import_path(sys.path), "fd": theirs.fileno(), "parent_pid": os.getpid()}
             # -P: `-c` alone would import `json` from the current folder. Without PYTHONPATH, since
             # a `sitecustomize.py` there runs before `path` is set.
             command = [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOTSTRAP]
             left_out = (MARKER, SERVER, "PYTHONPATH")
             try:
                 process = subprocess.Popen(
-                    [*command, json.dumps(options)],
+                    [*command, json.dumps(own)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -217,6 +218,8 @@ class _Server:
                 theirs.close()
                 is_started.set()
             process.wait()
+            with self._lock:  # whoever asks it hears that it is gone
+                self.close()
 
         threading.Thread(target=spawn_and_wait, name="fork server", daemon=True).start()
         is_started.wait()
@@ -266,17 +269,14 @@ def _server_for(env: Mapping[str, str]) -> _Server:
 
 def _usable(which: str, read: _ReadAtLoad) -> _Server | None:
     """Return that server unless it is gone; a fork of this process must not use its parent's."""
-    server = _SERVERS.get((which, read))
-    is_ours = server is not None and server.parent_pid == os.getpid()
-    return server if server is not None and is_ours and server._socket.fileno() >= 0 else None
+    found = _SERVERS.get((which, read))
+    is_ours = found is not None and found.parent_pid == os.getpid()
+    return found if found is not None and is_ours and found._socket.fileno() >= 0 else None
 
 
 def _kept(which: str, read: _ReadAtLoad, server: _Server) -> _Server:
     _SERVERS[which, read] = server
     return server
-
-
-# ---- both sides -----------------------------------------------------------------------------
 
 
 def _send(sock: socket.socket, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
