@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tuner import verification
-from tuner.evaluate import evaluator, pair, raced_steps, racing, runner, verifier
+from tuner.evaluate import evaluator, raced_steps, racing, runner, verifier
 from tuner.machine.host import has_many_cores
 
 NAMED = "own work, training"  # asked among few probes, too
@@ -66,7 +66,7 @@ def few_probes() -> None:
 
     verifier.thorough_probes = few
     if not has_many_cores():  # which pytest's workers share: a second pair would only start
-        pair.PAIRS = 1
+        verifier.PAIRS = 1
     looked_at = verification.profile_into
     verification.profile_into = lambda *args: (
         "left out" if "UNPROFILED" in os.environ else looked_at(*args)

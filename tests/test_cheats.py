@@ -9,7 +9,10 @@ import importlib.util
 import py_compile
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import describe
+from tuner.machine.turns import HALF
 
 CHEATS = Path(__file__).parent / "cheats"
 SEED = 21
@@ -269,6 +273,30 @@ def test_a_file_that_one_of_its_processes_cannot_load_is_not_asked(tmp_path):
         check = verifier.check(Contender.of_file(file, is_deterministic=True))
     assert count.read_text() == "x" * 4
     assert not check.is_accepted and check.reason == "importing it: RuntimeError: not here"
+
+
+def test_a_check_that_needs_much_memory_ends_no_judge_of_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "1")
+    honest = CHEATS / "holds_the_reference.py"
+    with Verifier(task_of(tmp_path), seed=SEED, num_pairs=2) as verifier:
+        # As if what is asked of all rows took half of a GPU.
+        monkeypatch.setattr(verifier, "_share", lambda probe: HALF if probe.batch is None else 0.1)
+        is_begun, may_go_on = threading.Event(), threading.Event()
+
+        def first(answered):  # its processes answer all that takes little meanwhile
+            is_begun.set()
+            assert may_go_on.wait(60.0)
+
+        def second(answered):
+            may_go_on.set()
+
+        contender = Contender.of_file(honest, is_deterministic=True)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(verifier.check, contender, first)
+            assert is_begun.wait(60.0)
+            time.sleep(5.0)
+            checks = [verifier.check(contender, second), asked.result()]
+    assert [check.is_accepted for check in checks] == [True, True], checks
 
 
 def test_who_has_answered_its_share_takes_the_last_probes_of_another():

@@ -604,6 +604,11 @@ def test_sets_that_were_opened_before_a_race_are_taken_into_it(tmp_path):
         with closing(RaceSets(task, ready).each([file], 2, [1])) as each:
             raced = [[racer.pid for racer in racers] for _, racers in islice(each, 2)]
         assert len(pids) == 1 and raced[0] == pids[0] != raced[1]
+    ready.open_sets(task, num_files=1, num_sets=1)  # after its end, and before the first time
+    closed = Ready()
+    closed.close()
+    closed.open_sets(task, num_files=1, num_sets=1)
+    assert not ready._opening and not closed._opening
 
 
 def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(planned):

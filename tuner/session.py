@@ -182,7 +182,7 @@ class Session:
         if self._is_known or is_parallel:  # while the first candidates are compiled
             getting_ready = ThreadPoolExecutor(1)
             stack.callback(getting_ready.shutdown, wait=False)
-            getting_ready.submit(verifier.get_ready)  # what goes wrong is raised by the check
+            getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
         if self._is_known:  # the best until now is likely to stay the best
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
         self._search(writer, builder, verification)

@@ -63,7 +63,7 @@ class Verification:
     schedule: Schedule
     deadline_s: float | None = None
     is_hurried: Callable[[], bool] = lambda: False
-    # Where a GPU is asked, and cores are plenty: most of a check is spent on the host.
+    # Where a GPU is asked, and cores are plenty, side by side: most of a check is the host's work.
     checks_ahead: ThreadPoolExecutor | None = None
     ahead: dict[int, Future[Check]] = field(default_factory=dict)
     spares: list[ExportFile] = field(default_factory=list)  # to check where one is rejected

@@ -273,8 +273,9 @@ class Kept:
 
     def rewritten(self) -> list[str]:
         """Say which one is no longer what it was."""
-        now = checksums({name: grad for name, grad, _ in self._held})
-        found = [name for name, _, before in self._held if now[name] != before]
+        now = checksums({str(place): grad for place, (_, grad, _) in enumerate(self._held)})
+        kept = zip(self._held, now.values(), strict=True)
+        found = [name for (name, _, before), checksum in kept if checksum != before]
         return [
             f"the gradient of {name.partition('.')[2]} that backward "
             f"{int(name.partition('.')[0][4:]) + 1} of {len(self._held)} gave was written again "

@@ -25,23 +25,11 @@ from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import asked
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
-from tuner.machine.host import has_many_cores, usable_cores
 from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, from_json
 from tuner.wording import one_line
 
-__all__ = ["MOST_PAIRS", "PAIRS", "Pair", "Shares", "pairs_of", "side_by_side"]
-
-PAIRS = 2  # of processes: most of a check is the host's work
-CORES_OF_A_PAIR, MOST_PAIRS = 4, 4  # where a tuner has a GPU for itself
-
-
-def pairs_of(is_gpu: bool) -> int:
-    """Return how many pairs of processes this host can feed in one check, of a GPU or itself."""
-    if not is_gpu:
-        return PAIRS
-    most = min(MOST_PAIRS, usable_cores() // CORES_OF_A_PAIR)
-    return max(PAIRS, most) if has_many_cores() else 1
+__all__ = ["Pair", "Shares", "side_by_side"]
 
 
 class Pair:
@@ -93,10 +81,17 @@ class Pair:
             with suppress(WorkerCrashed, WorkerTimeout, JobFailed):  # its next call says so
                 self._producer.call("free", {}, timeout_s=self._most_s)
 
-    def end(self) -> None:
-        """End both processes, so that others have their memory; a judge may be started again."""
+    def end(self, *, with_judge: bool = True) -> None:
+        """End both processes, so that others have their memory; a judge may be started again.
+
+        Without the judge, which other checks ask as well, that gives up what it keeps.
+        """
         self._producer.kill()
-        self._judge.kill()
+        if with_judge:
+            self._judge.kill()
+        else:
+            with suppress(TunerError):  # who asks it says so
+                self._ask("free", {})
 
     def taken(self) -> Taken:
         """Return at which numbers of rows the contender says that it takes which kernels."""
@@ -251,10 +246,10 @@ class Pair:
 
 
 class Shares:
-    """Queries by the pair that answers them: a probe's name alone says whose it is at first.
+    """Queries by the pair that answers them: of so many pairs a probe has always the same one.
 
-    A judge keeps what it expects of its share for the next contender. A pair that has none left
-    takes another's last ones.
+    For a judge keeps what it expects for the next contender. A pair that has none left takes
+    another's last ones.
     """
 
     def __init__(self, queries: Sequence[Query], num_pairs: int) -> None:

@@ -39,7 +39,7 @@ class Ready:
         self._lock, self._has_begun = Lock(), False
 
     def open_sets(self, spec: JobSpec, num_files: int, num_sets: int) -> None:
-        """Begin to start sets of so many files, which have opened a GPU then; does not wait.
+        """Begin to start sets of so many files, which open a GPU; once, and does not wait.
 
         They have loaded nothing. Beside other tuners none is: each holds half a gigabyte.
         """
@@ -51,9 +51,11 @@ class Ready:
                 return stack.pop_all(), racers
 
         with self._lock:
-            if self._has_begun or turns_of(spec.device).has_others:
+            if self._has_begun:
                 return
             self._has_begun = True
+            if turns_of(spec.device).has_others:
+                return
             for _ in range(min(num_sets, max(1, MOST_OPENED // (num_files + 1)))):
                 self._opening.append(self._pool.submit(opened))
 
@@ -63,9 +65,9 @@ class Ready:
         A process that fails to open is found by who starts it.
         """
         are_files = all(c.load.keys() == {"file"} and not c.env for c in contenders)
-        while are_files and contenders and self._opening:
+        while are_files and contenders and (opening := self._taken()):
             with suppress(TunerError):
-                own, racers = self._opening.popleft().result()
+                own, racers = opening.result()
                 stack.enter_context(own)
                 if len(racers) > len(contenders):
                     for racer, contender in zip(racers[1:], contenders, strict=False):
@@ -74,12 +76,18 @@ class Ready:
         return []
 
     def close(self) -> None:
-        """End those that no race took."""
+        """End those that no race took; none is opened any more."""
+        with self._lock:
+            self._has_begun = True
         with ExitStack() as stack:
-            while self._opening:
+            while opening := self._taken():
                 with suppress(TunerError):
-                    stack.enter_context(self._opening.popleft().result()[0])
+                    stack.enter_context(opening.result()[0])
         self._pool.shutdown()
+
+    def _taken(self) -> Future[tuple[ExitStack, list[Worker]]] | None:
+        with self._lock:
+            return self._opening.popleft() if self._opening else None
 
 
 class RaceSets:

@@ -2,8 +2,8 @@
 
 A process judges and never imports a contender; it lives as long as the verifier, and keeps what it
 expects of each probe. Every contender has a process of its own, which only produces tensors. Where
-memory has room there are two of each, with half of the probes: on a CPU, and for a GPU where the
-host has many cores; up to four where no other tuner uses the GPU.
+memory has room there are two of each, with half of the probes, and who is done takes the last ones
+of the other: on a CPU, and for a GPU where the host has many cores.
 What finds no memory beside other tuners is asked when these have given theirs up, by processes
 in which none ran out.
 """
@@ -37,14 +37,16 @@ from tuner.evaluate.asking import (
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
-from tuner.evaluate.pair import MOST_PAIRS, PAIRS, Pair, pairs_of, side_by_side
+from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.worker import Reply, Worker
+from tuner.machine.host import has_many_cores
 from tuner.machine.turns import ALL, HALF, LITTLE, SOME, turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
 
 __all__ = ["Answered", "JudgeEnded", "Verifier"]
 
+PAIRS = 2  # of processes: most of a check is the host's work
 # Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
 # Of each of the state what a pair of processes was seen to hold: weights of several probes and
 # gradients of several calls, in float64 as well.
@@ -94,7 +96,7 @@ class Verifier:
         self._turns = turns_of(spec.device)
         self._is_gpu = spec.is_gpu
         if num_pairs is None:
-            num_pairs = pairs_of(spec.is_gpu)
+            num_pairs = PAIRS if has_many_cores() or not self._is_gpu else 1
         self._judges = [
             new_worker(spec.device, name="judge", env=QUIET, is_ours=True)
             for _ in range(num_pairs)
@@ -124,12 +126,7 @@ class Verifier:
                     with suppress(TunerError):  # the next check starts another one
                         asked(judge, "free", {})
 
-    def get_ready(self) -> None:
-        """Start the judges of the first check, one after the other; raises as `prepare`."""
-        for number in range(1, self._num_pairs() + 1):
-            self.prepare(min(number, self._num_pairs()))
-
-    def prepare(self, num_judges: int) -> None:
+    def prepare(self, num_judges: int = PAIRS) -> None:
         """Start so many judges, unless they are there: they load the reference.
 
         Raises:
@@ -283,18 +280,16 @@ class Verifier:
 
     def _num_pairs(self) -> int:
         """Return how many pairs memory has room for now, a GPU's while they ask of few rows."""
-        has_others = self._turns.has_others
-        most = min(len(self._judges), PAIRS if has_others else MOST_PAIRS)
         if not self._about:
-            return most
+            return len(self._judges)
         free, total = (float(self._about[name]) for name in ("free_bytes", "total_bytes"))
-        if has_others and free < FREE_SHARE * total:
+        if self._is_gpu and self._turns.has_others and free < FREE_SHARE * total:
             return 1
         rows = self._about["num_rows"]
         if self._is_gpu and not self._about["is_fixed"]:
             rows = min(FEW_ROWS, rows or FEW_ROWS)
-        room = PAIRS * SHARE_OF_ONE * (total if self._is_gpu else free)
-        return max(1, min(most, int(room / max(1.0, self._num_bytes(rows)))))
+        room = SHARE_OF_ONE * (total if self._is_gpu else free)
+        return len(self._judges) if self._num_bytes(rows) <= room else 1
 
     def _taken(self, rows: int | None, num_calls: int = 1) -> float:
         """Return the share of a GPU's memory that calls of so many rows may take."""
@@ -327,7 +322,7 @@ class Verifier:
             left, is_strict, is_short = [*some], self._turns.are_taken, False
             while left:
                 if share > SOME:
-                    pairs = _first_alone(pairs)
+                    pairs = self._first_alone(pairs)
                 with self._turns.memory(share):
                     if is_short:
                         is_strict &= start_anew(pairs[0])
@@ -341,6 +336,12 @@ class Verifier:
                     is_strict = self._asks_less([query.probe for query in lacking])
                 left, share, is_short = lacking, ALL, True
         self._seconds = {**self._seconds, **seconds}
+
+    def _first_alone(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+        """End all pairs but the first, and return that one; a judge of other checks lives on."""
+        for other in pairs[1:]:
+            other.end(with_judge=self._turns.num_checks <= 1)
+        return pairs[:1]
 
     def _asked(
         self,
@@ -381,13 +382,6 @@ class Verifier:
         if self._turns.has_others or self._turns.is_memory_wanted:
             for pair in pairs:
                 pair.free()
-
-
-def _first_alone(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """End all pairs of processes but the first, and return that one."""
-    for other in pairs[1:]:
-        other.end()
-    return pairs[:1]
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:
