@@ -285,9 +285,11 @@ def verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ve
     compiler = ExportCompiler("cpu", 1)
     schedule = scheduled(planned.config, Costs())
     with run.locked() as writer, Verifier(planned.spec, seed=1) as verifier:
-        yield Verification(
+        made = Verification(
             planned, toolchain, run, writer, verifier, 1, compiler, Observer(), schedule
         )
+        yield made
+        made.rival.close()  # with the processes that were opened for a race
     compiler.close()
 
 
@@ -339,7 +341,6 @@ def test_torch_compile_takes_part_in_the_race_of_files_where_it_can(verification
         assert verification.rival.ready.loaded == {f"torch.compile ({mode})": []}  # all raced
     else:
         assert mode in found.error and found.interval is None and found.ours is None
-    verification.rival.close()
 
 
 def test_a_file_that_an_earlier_session_raced_races_with_torch_compile(verification):
