@@ -223,8 +223,8 @@ class Verification:
         """
         wanted = self.schedule.num_finalists
         accepted: list[int] = []
-        left = [trial for trial in ranked if trial.number not in entries]
         rejected = {structure(t) for t in ranked if t.number in entries}
+        left = [trial for trial in ranked if trial.number not in entries]
         while left and len(entries) < MAX_CHECKED * wanted and len(accepted) < wanted:
             if accepted and (self.is_hurried() or self._is_late(len(accepted))):
                 why = "stopped by the user" if self.is_hurried() else "the time was up"

@@ -28,6 +28,7 @@ __all__ = [
     "are_close",
     "compare",
     "compare_all",
+    "errors_of",
     "first_beyond",
     "gradient_limits",
     "index_of",
@@ -115,6 +116,17 @@ def compare_all(
         name: each.error([next(rows) for _ in sums[name]], accuracy)
         for name, each in comparisons.items()
     }
+
+
+def errors_of(
+    got: Mapping[str, torch.Tensor],
+    want: Mapping[str, torch.Tensor],
+    unjudged: Mapping[str, torch.Tensor],
+    accuracy: Accuracy,
+) -> dict[str, Error]:
+    """Return the errors of tensors beside those of their names, as `compare_all`."""
+    pairs = {n: Comparison(t, want[n], unjudged.get(n)) for n, t in got.items()}
+    return compare_all(pairs, accuracy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.arguments import draw_tangents, inputs_of_calls
-from tuner.check.compare import SMALL_BATCH, Comparison, Error, compare_all, repeats
+from tuner.check.compare import SMALL_BATCH, Error, errors_of, repeats
 from tuner.check.crossing import Action, Question, Report, Script
 from tuner.check.exercise import recorded
 from tuner.check.gradients import OUTPUT_FACTORS
@@ -153,7 +153,7 @@ def expected(
     else:
         masks = {n: of_place(t, oracle[n]) for n, t in baseline.items()}
         unjudged = {n: mask for n, mask in masks.items() if mask is not None}
-    errors = _errors(baseline, oracle, unjudged, accuracy)
+    errors = errors_of(baseline, oracle, unjudged, accuracy)
     errors = _beside_something(problem, probe, errors, arguments[0], known)
     _require_stable(problem, probe, errors)
     dtypes = {name: t.dtype for name, t in baseline.items()}
@@ -163,7 +163,7 @@ def expected(
         with math_mode(accuracy), around:
             _, moved = played(problem, again, way, tensors, probe, is_laid=True)
         moved = {name: tensor for name, tensor in moved.items() if name in errors}
-        for name, error in _errors(moved, oracle, unjudged, accuracy).items():
+        for name, error in errors_of(moved, oracle, unjudged, accuracy).items():
             most = max(errors[name].max_abs, error.max_abs)
             rms = max(errors[name].rms_abs, error.rms_abs)
             errors[name] = dataclasses.replace(errors[name], max_abs=most, rms_abs=rms)
@@ -176,16 +176,6 @@ def expected(
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
         replay=Replay(problem, probe, script, tensors, accuracy, device, known),
     )  # fmt: skip
-
-
-def _errors(
-    got: Mapping[str, torch.Tensor],
-    oracle: Mapping[str, torch.Tensor],
-    unjudged: Mapping[str, torch.Tensor],
-    accuracy: Accuracy,
-) -> dict[str, Error]:
-    pairs = {n: Comparison(t, oracle[n], unjudged.get(n)) for n, t in got.items()}
-    return compare_all(pairs, accuracy)
 
 
 def _without_float64(problem: Problem, model: torch.nn.Module, said: str) -> ProblemError:

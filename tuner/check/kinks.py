@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.compare import Error, Limits, compare
+from tuner.check.compare import Error, Limits, compare, errors_of
 from tuner.check.crossing import Report, Script
 from tuner.check.exercise import CHUNK_ELEMENTS
 from tuner.check.noise import each_result
@@ -244,7 +244,7 @@ def _errors_at_kinks(
         if report.error:
             return {}
         outputs = [name for name in oracle if name.startswith("call") and name not in got]
-        errors = {n: compare(moved[n], oracle[n], unjudged.get(n), accuracy) for n in outputs}
+        errors = errors_of({n: moved[n] for n in outputs}, oracle, unjudged, accuracy)
         if not all(_is_near(errors[name], limits[name]) for name in outputs):
             continue
         for name in low.keys() & moved.keys():
@@ -264,7 +264,7 @@ def _errors_at_kinks(
             return found
     del low, high
     fitted = _fitted(got, oracle, jumps, limits)
-    found = {n: compare(got[n], t, unjudged.get(n), accuracy) for n, t in fitted.items()}
+    found = errors_of({n: got[n] for n in fitted}, fitted, unjudged, accuracy)
     is_right = len(found) == len(got) and all(limits[n].accepts(e) for n, e in found.items())
     return found if is_right else {}
 

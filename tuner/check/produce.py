@@ -339,9 +339,10 @@ class _AnswerState:
         latest = time.monotonic() + LATE_WAIT_S
         for thread in threads:
             thread.join(max(0.0, latest - time.monotonic()))
-        places = [(i, j) for i, outputs in enumerate(self.outputs) for j in range(len(outputs))]
-        outputs = {f"late.call{i}.output{j}": self.outputs[i][j] for i, j in places}
-        late = {n: y for n, y in outputs.items() if isinstance(y, torch.Tensor)}
+        late = {
+            f"late.call{i}.output{j}": y for i, outputs in enumerate(self.outputs)
+            for j, y in enumerate(outputs) if isinstance(y, torch.Tensor)
+        }  # fmt: skip
         self.keys = keys_of(self.model)  # once more: a call may have added to it
         self.checksums |= checksums_of(self.model, self.arguments[-1], late)
         for name, value in self.model.named_buffers():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.compare import Comparison, Error, are_close, compare_all
+from tuner.check.compare import Error, are_close, errors_of
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import keys_of, kinds_of, outputs_of
 from tuner.check.expected import Expected, rows_of
@@ -78,8 +78,7 @@ def expected_of_call(
         got, oracle = {}, {}
     pairs = {} if is_rough else got
     unjudged = disputed_in(pairs, oracle)
-    comparisons = {n: Comparison(t, oracle[n], unjudged.get(n)) for n, t in got.items()}
-    errors = compare_all(comparisons, accuracy)
+    errors = errors_of(got, oracle, unjudged, accuracy)
     if is_rough:  # it was compared with itself
         errors = {name: _rough(error) for name, error in errors.items()}
     return Expected(

@@ -269,9 +269,9 @@ def _server_for(env: Mapping[str, str]) -> _Server:
 
 def _usable(which: str, read: _ReadAtLoad) -> _Server | None:
     """Return that server unless it is gone; a fork of this process must not use its parent's."""
-    found = _SERVERS.get((which, read))
-    is_ours = found is not None and found.parent_pid == os.getpid()
-    return found if found is not None and is_ours and found._socket.fileno() >= 0 else None
+    server = _SERVERS.get((which, read))
+    is_ours = server is not None and server.parent_pid == os.getpid()
+    return server if server is not None and is_ours and server._socket.fileno() >= 0 else None
 
 
 def _kept(which: str, read: _ReadAtLoad, server: _Server) -> _Server:
