@@ -20,6 +20,7 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
+from tuner.check.probe import Probe
 from tuner.check.probes import thorough_probes
 from tuner.errors import WorkerError
 from tuner.evaluate import process, second_clock
@@ -32,7 +33,7 @@ from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import describe
-from tuner.machine.turns import HALF
+from tuner.machine.turns import ALL, HALF, LITTLE
 
 CHEATS = Path(__file__).parent / "cheats"
 SEED = 21
@@ -273,6 +274,16 @@ def test_a_file_that_one_of_its_processes_cannot_load_is_not_asked(tmp_path):
         check = verifier.check(Contender.of_file(file, is_deterministic=True))
     assert count.read_text() == "x" * 4
     assert not check.is_accepted and check.reason == "importing it: RuntimeError: not here"
+
+
+def test_very_many_rows_wait_for_the_memory_of_those_they_are_asked_at(tmp_path, monkeypatch):
+    with Verifier(task_of(tmp_path), seed=SEED) as verifier:
+        monkeypatch.setattr(verifier, "_is_gpu", True)
+        about = {"num_rows": 1024, "row_elements": 20_000, "total_bytes": 80 * 2**30}
+        verifier._about = {**about, "state_elements": 0, "fixed_elements": 0}
+        tall = Probe("very many rows", batch=65_537, is_tall=True)
+        assert verifier._share(tall) == LITTLE
+        assert verifier._share(replace(tall, is_tall=False)) == ALL
 
 
 def test_a_check_that_needs_much_memory_ends_no_judge_of_another(tmp_path, monkeypatch):

@@ -306,6 +306,19 @@ def file_of(verification: Verification, number: int, accident: str) -> ExportFil
     return file
 
 
+def test_a_file_that_is_checked_is_not_written_again_as_it_was_compiled(verification):
+    compiled, checked = (
+        replace(file_of(verification, 0, accident), compiled_as="the same")
+        for accident in ("...", "pass  # at other rows")
+    )
+    compiler = verification.compiler
+    compiler.submit(compiled).result()
+    checked.write()
+    compiler.submit(compiled).result()
+    compiler.finish(compiled, Observer(), 1.0)
+    assert "at other rows" in checked.unverified_path.read_text()
+
+
 def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification):
     accidents = ["...", "os.kill(os.getpid(), signal.SIGSEGV)"]
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}

@@ -183,11 +183,14 @@ class ExportCompiler:
         self._compiled: dict[tuple[str, str], Future[None]] = {}
 
     def submit(self, file: ExportFile) -> Future[None]:
-        """Write the file and compile it, unless that is under way already."""
+        """Write the file and compile it, unless that is under way already.
+
+        Then it lies there, maybe at other rows by now, and is checked.
+        """
         path = str(file.unverified_path)
-        file.write()
         this = (path, file.compiled_as or file.code_sha256)
         if this not in self._compiled:
+            file.write()
             self._compiled[this] = self._pool.submit(self._compile, path)
         return self._compiled[this]
 

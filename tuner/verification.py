@@ -299,7 +299,7 @@ class Verification:
     def _verdict(self, file: ExportFile) -> Check:
         """Put all probes to a file, as soon as it is compiled; report them while it is shown."""
         self.compiler.submit(file).result()
-        file = self.batching.kept(file)
+        (file := self.batching.kept(file)).write()
         self.compiler.submit(file).result()
 
         def on_probe(answered: Answered) -> None:

@@ -1,4 +1,4 @@
-"""How long the rest of a check is expected to take."""
+"""How many rows a probe has, and how long the rest of a check is expected to take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tuner.check.probe import Probe
 from tuner.check.refusals import FEWER_ROWS, MOST_ELEMENTS
 
-__all__ = ["costs_of", "remaining_s"]
+__all__ = ["asked_rows", "costs_of", "remaining_s"]
 
 FIXED_S = 0.04  # of any probe: drawing it, talking to two processes, starting its operations
 # For each number that a call takes or makes: by the reference, twice, and the candidate.
@@ -15,6 +15,13 @@ NUMBER_S = {"gpu": 5e-10, "cpu": 5e-8}
 USUAL_NUMBERS = 2000.0  # of a row, where that is not known
 GRADIENTS = 3.0  # a call and its backward, in calls
 SURE_S = 3.0  # of probes, after which what they took counts as much as what was expected
+
+
+def asked_rows(probe: Probe, num_rows: int | None, row_elements: float) -> int:
+    """Return at how many rows a probe is asked; arguments as of `costs_of`."""
+    rows = (num_rows or 1) if probe.batch is None else probe.batch
+    too_many = probe.is_tall and rows * row_elements > MOST_ELEMENTS
+    return FEWER_ROWS if too_many else rows
 
 
 def costs_of(
@@ -31,9 +38,7 @@ def costs_of(
     row_s = (row_elements or USUAL_NUMBERS) * NUMBER_S["gpu" if is_gpu else "cpu"]
 
     def cost_of(probe: Probe) -> float:
-        rows = (num_rows or 1) if probe.batch is None else probe.batch
-        if probe.is_tall and rows * row_elements > MOST_ELEMENTS:
-            rows = FEWER_ROWS
+        rows = asked_rows(probe, num_rows, row_elements)
         calls = probe.calls + probe.more_calls + len(probe.mild)
         return FIXED_S + calls * rows * row_s * (GRADIENTS if probe.gradients else 1.0)
 

@@ -35,7 +35,7 @@ from tuner.evaluate.asking import (
     with_memory,
 )
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
-from tuner.evaluate.forecast import costs_of, remaining_s
+from tuner.evaluate.forecast import asked_rows, costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
 from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.worker import Reply, Worker
@@ -275,7 +275,8 @@ class Verifier:
         return HALF if taken <= HALF else ALL
 
     def _taken_by(self, probe: Probe) -> float:
-        rows = self._about["num_rows"] if probe.batch is None else probe.batch
+        about = self._about
+        rows = asked_rows(probe, about["num_rows"], float(about["row_elements"]))
         return self._taken(rows, probe.calls)
 
     def _num_pairs(self) -> int:
