@@ -288,7 +288,8 @@ def test_a_file_that_pays_from_some_rows_on_says_so(tmp_path, clock, monkeypatch
     monkeypatch.setattr(type(problem), "make_model", lambda *_, **__: Fake(clock, 10.0, 2.0))
     times = BatchTimes(problem, lambda: Fake(clock, 30.0, 1.0), "cpu", Accuracy())
     measured = times.measured(["call", "step"], 60.0)
-    assert sorted({one.num_rows for one in measured}) == [2, 4, 8, 16, 32, 37, 64, 128]
+    timed = sorted({one.num_rows for one in measured})
+    assert timed == [16, 32, 37, 64, 128]  # at 16 PyTorch wins, and so with fewer
     assert rows_taken(measured, 37) == {"call": (32, MOST), "step": (32, MOST)}
     assert times.failures == {}
 
@@ -309,7 +310,7 @@ def test_a_call_of_pytorchs_that_takes_seconds_is_not_timed(tmp_path, clock, mon
     times = BatchTimes(problem, lambda: Fake(clock, 30.0, 1.0), "cpu", Accuracy())
     measured = times.measured(["step"], 600.0)
     assert {one.num_rows for one in measured} == {2, 4, 8}
-    assert times.failures == {"step": "PyTorch's own takes 6 s for 16 rows: too long to be timed"}
+    assert times.failures == {"step": "PyTorch's own takes 15 s for 37 rows: too long to be timed"}
 
 
 def test_without_gradients_no_step_is_timed(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +138,13 @@ def _deciding(known: Sequence[InTurns]) -> InTurns | None:
     return None
 
 
+def _in_turn(tuned_rows: int, tuned: Sequence[int]) -> list[int]:
+    """Return the numbers of rows that are timed: from the tuned size down, then from it up."""
+    rows = batches_of(tuned_rows, tuned)
+    fewer = [number for number in rows if number < tuned_rows]
+    return [*reversed(fewer), *rows[len(fewer) :]]
+
+
 def _seconds(call: Callable[[], object]) -> float:
     begun_s = time.perf_counter()
     call()
@@ -180,6 +188,7 @@ class BatchTimes:
         self._file.load_state_dict(self._reference.state_dict())
         self.failures: dict[str, str] = {}  # by way: why it was not timed; "" without gradients
         self._too_long: dict[Way, tuple[int, str]] = {}  # from so many rows on, and how long
+        self._row_s: dict[Way, float] = {}  # of PyTorch's own call at the tuned size
 
     def get_ready(self, ways: Sequence[Way]) -> int:
         """Call both at the tuned size, which compiles what is compiled then; return its rows.
@@ -190,16 +199,20 @@ class BatchTimes:
         assert rows is not None
         for way in ways:
             with suppress(RuntimeError, ValueError, ProblemError):
-                self.calls(rows, way)
+                theirs = self.calls(rows, way)[0]
+                with self.arithmetic(way):
+                    (call_us,) = ExposedTimer(self.device, 1).samples(_numbered(theirs), 1)
+                self._row_s[way] = call_us / 1e6 / rows
         return rows
 
     def measured(
         self, ways: Sequence[Way], most_s: float, tuned: Sequence[int] = ()
     ) -> list[AtBatch]:
-        """Time one number of rows after the other, few first, while there is time.
+        """Time one number of rows after the other, from the tuned size down, while there is time.
 
-        What is left of the time goes to those that decide from where on kernels are taken. What
-        memory has no room for, or the reference refuses, is left out.
+        Below the fewest rows that were tuned it ends where PyTorch wins, as do a file's kernels;
+        then more rows follow. What is left of the time goes to those that decide from where on
+        kernels are taken. What memory has no room for, or the reference refuses, is left out.
 
         Args:
             ways: what is timed.
@@ -213,16 +226,20 @@ class BatchTimes:
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
             num_kernels = len(self._kernels.get(way, (0,)))
-            left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
+            left_s = unspent_s / num_ways
+            last_s = self._row_s.get(way, 0.0)  # what a turn of one row took
             unspent_s -= left_s
             begun_s = time.perf_counter()
             ahead = self._ahead(tuned_rows, left_s) if way == "step" else []
             known = [*ahead]  # of fewer rows than the tuned size, and steps of it
             left_s = max(left_s / 2, left_s - (time.perf_counter() - begun_s))
-            for rows in batches_of(tuned_rows, tuned):
-                if ahead and rows == tuned_rows:
+            is_lost = False  # at the fewest rows that were timed, and so at fewer
+            for rows in _in_turn(tuned_rows, tuned):
+                if (ahead and rows == tuned_rows) or (is_lost and rows < tuned_rows):
                     continue
                 if (1 + num_kernels) * LEAST_ROUNDS * last_s * rows > left_s:
+                    if rows < tuned_rows:
+                        continue
                     break
                 if rows > tuned_rows and not self._has_room(rows / tuned_rows):
                     break
@@ -241,6 +258,8 @@ class BatchTimes:
                     known += new  # a race decides about calls at the tuned size, not about steps
                 else:
                     found += [at for turns in new for at in turns.all_found]
+                if rows < min([tuned_rows, *tuned]):
+                    is_lost = any(each.found.is_clear and not each.found.is_won for each in new)
                 left_s -= time.perf_counter() - begun_s
                 last_s = sum(turns.found.baseline_us for turns in new) / 1e6 / rows
             until_s = time.perf_counter() + left_s
@@ -306,7 +325,7 @@ class BatchTimes:
                 took_s = _seconds(calls[0])
             if took_s > MOST_CALL_S:
                 why = f"PyTorch's own takes {took_s:.0f} s for {rows} rows: too long to be timed"
-                self._too_long[way] = (rows, why)
+                self._too_long[way] = (math.ceil(rows * MOST_CALL_S / took_s), why)
                 raise RuntimeError(why)
             for call in calls[1:]:
                 call()
