@@ -35,7 +35,8 @@ from benchmarks.generated import host_ms
 from tuner.by_batch import WORST, AtBatch, batches_of
 from tuner.capture.rows_text import ROWS_NAME
 from tuner.errors import ProblemError
-from tuner.evaluate.batch_times import FEW_ROUNDS, BatchTimes, InTurns
+from tuner.evaluate.batch_times import BatchTimes
+from tuner.evaluate.in_turns import FEW_ROUNDS, InTurns
 from tuner.evaluate.measure import interleave
 from tuner.evaluate.modules import constructed, imported
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer

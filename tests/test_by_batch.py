@@ -34,10 +34,11 @@ from tuner.by_batch import (
 from tuner.capture.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
 from tuner.environment import Environment
-from tuner.evaluate import batch_times, exposed
-from tuner.evaluate.batch_times import BatchTimes, InTurns
+from tuner.evaluate import batch_times, exposed, in_turns
+from tuner.evaluate.batch_times import BatchTimes
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.exposed import ExposedTimer
+from tuner.evaluate.in_turns import InTurns, deciding
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.modules import module_of
 from tuner.evaluate.race import finalist
@@ -229,19 +230,24 @@ def test_on_a_gpu_a_sample_begins_and_ends_with_an_idle_device(clock, monkeypatc
 def test_what_decides_is_timed_further_and_nothing_beyond_it():
     def known(rows: int, speedup: float, error: float) -> SimpleNamespace:
         found = at(rows, speedup, error)
-        return SimpleNamespace(num_rows=rows, found=found, may_learn=not found.is_clear)
+        is_lost = found.is_clear and not found.is_won
+        may_learn = not found.is_clear
+        return SimpleNamespace(num_rows=rows, found=found, may_learn=may_learn, is_lost=is_lost)
 
     open_above, open_below = known(8, 1.1, 0.5), known(2, 1.1, 0.5)
     won, lost = known(16, 2.0, 0.01), known(4, 0.5, 0.01)
-    assert batch_times._deciding([won, open_above, lost, open_below]) is open_above
-    assert batch_times._deciding([won, lost, open_below]) is None  # PyTorch wins above it
-    assert batch_times._deciding([won, open_below]) is open_below
-    assert batch_times._deciding([]) is None
+    assert deciding([won, open_above, lost, open_below]) is open_above
+    assert deciding([won, lost, open_below]) is None  # PyTorch wins above it
+    assert deciding([won, open_below]) is open_below
+    lost_idle = known(8, 0.5, 0.01)  # beside what is open there back to back
+    assert deciding([won, open_above, lost_idle], 16) is None
+    assert deciding([won, open_above, lost_idle], 8) is open_above
+    assert deciding([]) is None
 
 
 def test_turns_that_other_programs_disturb_are_repeated_and_decide_nothing(clock, monkeypatch):
     counts = itertools.count(step=1000)
-    monkeypatch.setattr(batch_times, "num_preempted", lambda: next(counts))
+    monkeypatch.setattr(in_turns, "num_preempted", lambda: next(counts))
     turns = InTurns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
     found = turns.take(5)
     assert found.is_disturbed and found.speedup == pytest.approx(1.5)
@@ -269,15 +275,20 @@ GATE = "rms_norm_gate"
 class Fake(torch.nn.Module):
     """Takes as long as it is told, for a call and for each row."""
 
-    def __init__(self, clock: Clock, call_us: float, row_us: float) -> None:
+    def __init__(
+        self, clock: Clock, call_us: float, row_us: float, trained_us: float = 0.0
+    ) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(torch.ones(100))
         self.clock, self.call_us, self.row_us = clock, call_us, row_us
+        self.trained_us = trained_us  # a call more, with other weights than its first
 
     def forward(self, x, y):
         if len(x) == 1:
             raise ValueError("more than one row, please")
         self.clock.now_us += self.call_us + self.row_us * len(x)
+        if not bool((self.w == 1.0).all()):
+            self.clock.now_us += self.trained_us
         return x * self.w + y
 
 
@@ -292,6 +303,24 @@ def test_a_file_that_pays_from_some_rows_on_says_so(tmp_path, clock, monkeypatch
     assert timed == [16, 32, 37, 64, 128]  # at 16 PyTorch wins, and so with fewer
     assert rows_taken(measured, 37) == {"call": (32, MOST), "step": (32, MOST)}
     assert times.failures == {}
+
+
+def test_the_fewest_rows_hold_on_ordinary_data_as_well(tmp_path, clock, monkeypatch):
+    path = tmp_path / "gate.py"
+    path.write_text(text_of(GATE))
+    problem = load_problem(path)
+    monkeypatch.setattr(type(problem), "make_model", lambda *_, **__: Fake(clock, 10.0, 2.0))
+
+    def measured(**how: bool) -> list[AtBatch]:
+        times = BatchTimes(problem, lambda: Fake(clock, 15.0, 1.0, 10.0), "cpu", Accuracy())
+        return times.measured(["call"], 60.0, **how)
+
+    given = measured()
+    assert rows_taken(given, 37, ["call"])["call"] == (8, MOST)
+    assert {at.data for at in given} == {""}
+    both = measured(on_ordinary=True)
+    assert rows_taken(both, 37, ["call"])["call"] == (16, MOST)
+    assert [at.num_rows for at in both if at.data] == [8, 16]  # it loses at 8, and wins at 16
 
 
 def test_a_call_of_pytorchs_that_takes_seconds_is_not_timed(tmp_path, clock, monkeypatch):
@@ -452,7 +481,7 @@ def run(tmp_path) -> Run:
 
 
 def file_of(task, **more) -> FakeFile:
-    config = SimpleNamespace(effort="quick")
+    config = SimpleNamespace(effort="quick", others={})
     planned = SimpleNamespace(spec=task, config=config, sizes={"batch": 16})
     path = Path("trial_0.unverified.py")
     made = {"key": "k", "ways": ("call", "step"), "written": [], "kernels": None, **more}

@@ -78,6 +78,7 @@ class Batching:
         ways = file.ways
         loads = {**task.payload(), "file": str(file.unverified_path), "ways": ways}
         asks: dict[str, object] = {"ways": ways, "most_s": MEASURED_S[effort]}
+        asks["on_ordinary"] = "ordinary" in file.planned.config.others
         if file.kernels is not None:
             asks["tuned"] = file.kernels.rows
             if (num_kernels := file.kernels.num_kernels) > 1:

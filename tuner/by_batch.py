@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 
 __all__ = [
     "ANY_ROWS", "FEW_ROWS_WORDS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch", "Way",
-    "batches_of", "least_of", "rows_taken", "without_steps_in",
+    "batches_of", "least_of", "rows_taken", "rows_won", "without_steps_in",
 ]  # fmt: skip
 
 Way = Literal["call", "step", "eval"]
@@ -43,7 +43,7 @@ class AtBatch:
     `low` to `high` with 95 %. With `is_idle` the device is idle before each call, else calls
     follow each other; on a CPU there is no difference. `is_disturbed`: other programs took the
     processor again and again, so that it decides nothing. `kernel` is which one, in a file that
-    has several.
+    has several. `data` names what it was timed on, "" where these are the given ones.
     """
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
@@ -58,6 +58,7 @@ class AtBatch:
     latency_us: float
     is_disturbed: bool = False
     kernel: int = 0
+    data: str = ""
 
     @property
     def is_won(self) -> bool:
@@ -222,6 +223,18 @@ def rows_taken(
         is_least = bool(by_rows) and fewest == min(by_rows)  # what takes 2 rows may refuse 1
         found[way] = (1 if is_least and fewest <= 2 else fewest, most)
     return {} if all(rows == ANY_ROWS for rows in found.values()) else found
+
+
+def rows_won(measured: Sequence[AtBatch], tuned_rows: int, way: Way) -> list[int]:
+    """Return the measured rows below the tuned size at which kernels are taken, few first.
+
+    Of several kernels the fastest counts at each.
+    """
+    best: dict[tuple[int, bool], AtBatch] = {}
+    for at in sorted((at for at in measured if at.way == way), key=lambda at: at.speedup):
+        best[at.num_rows, at.is_idle] = at
+    fewest, _ = rows_taken([*best.values()], tuned_rows, [way]).get(way, ANY_ROWS)
+    return [rows for rows in _rows_of([*best.values()]) if fewest <= rows < tuned_rows]
 
 
 def _rows_of(measured: Sequence[AtBatch]) -> list[int]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tuner.by_batch import AtBatch, Way, batches_of
+from tuner.by_batch import AtBatch, Way, batches_of, rows_won
 from tuner.check.exercise import outputs_of
 from tuner.errors import ProblemError
-from tuner.evaluate.exposed import ExposedTimer, num_preempted
-from tuner.evaluate.measure import interleave
+from tuner.evaluate.exposed import ExposedTimer
+from tuner.evaluate.in_turns import FEW_CALLS, FEW_ROUNDS, InTurns, deciding, numbered
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timed import WEIGHT_SEED
-from tuner.evaluate.timers import Call
-from tuner.intervals import median_interval
 from tuner.machine.host import usable_memory_bytes
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -30,112 +27,14 @@ from tuner.wording import one_line
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FEW_ROUNDS", "BatchTimes", "InTurns"]
+__all__ = ["BatchTimes"]
 
-ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
-MOST_IN_A_ROW = {"cpu": 8, "cuda": 24}  # few where each is timed, many where they overlap
-FEW_CALLS = 3  # that tell how long a call takes
-FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
-# Turns are repeated where other programs took the processor so often, a few times in all.
-CALLS_PREEMPTED, MOST_PREEMPTED_PER_S, MOST_REPEATED = 0.25, 40.0, 3
 LEAST_ROUNDS = 3  # where a call takes long
 MOST_CALL_S = 4.0  # of PyTorch's own: one that takes longer is not timed
 HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
 SHARE_OF_MEMORY = 0.3
-
-
-class InTurns:
-    """Calls, the reference's first, then one of each kernel, that take turns at a number of rows.
-
-    All should have been called before: what is loaded or compiled then is none of their time.
-
-    Args:
-        calls: of nothing; what they return is dropped.
-        device: as PyTorch names it.
-        num_rows: for the record.
-        way: for the record.
-        is_idle: whether the device is idle before each call.
-        kernels: which of a file's the further calls take, for the record.
-    """
-
-    def __init__(
-        self,
-        calls: Sequence[Callable[[], object]],
-        device: str,
-        *,
-        num_rows: int,
-        way: Way,
-        is_idle: bool = False,
-        kernels: Sequence[int] = (0,),
-    ) -> None:
-        self._calls = [_numbered(call) for call in calls]
-        self.num_rows, self._way, self._is_idle = num_rows, way, is_idle
-        self._kernels = kernels
-        one = ExposedTimer(device, 1)  # the least: what disturbs a call makes it later
-        call_s = sum(min(one.samples(call, FEW_CALLS)) for call in self._calls)
-        call_s /= 1e6 * len(self._calls)
-        most = MOST_IN_A_ROW[device.partition(":")[0]]
-        num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
-        self._num_calls = 1 if is_idle else num_calls
-        self._timer = ExposedTimer(device, self._num_calls)
-        self._is_gpu = is_gpu(device)  # whose own work no other program stretches
-        self._is_disturbed, self._num_repeated = False, 0
-        self._rounds: list[tuple[float, ...]] = []  # of each, a time of every call
-
-    def take(self, num_rounds: int) -> AtBatch:
-        """Take so many turns more, thrice as many of one call; return what all of them say.
-
-        That is of the fastest kernel.
-        """
-        num_rounds *= 3 if self._is_idle else 1
-        while True:
-            before, begun_s = num_preempted(), time.perf_counter()
-            turns = interleave(self._calls, self._timer, num_rounds)
-            allowed = CALLS_PREEMPTED * len(self._calls) * num_rounds * self._num_calls
-            allowed = max(allowed, MOST_PREEMPTED_PER_S * (time.perf_counter() - begun_s))
-            self._is_disturbed = not self._is_gpu and num_preempted() - before > allowed
-            if not self._is_disturbed or self._num_repeated == MOST_REPEATED:
-                break
-            self._num_repeated += 1
-        self._rounds += list(zip(*turns, strict=True))
-        return self.found
-
-    @property
-    def found(self) -> AtBatch:
-        """What all turns say of the fastest kernel."""
-        return max(self.all_found, key=lambda at: at.speedup)
-
-    @property
-    def all_found(self) -> list[AtBatch]:
-        """What all turns say of each kernel."""
-        baseline, *sides = zip(*self._rounds, strict=True)
-        baseline_us, records = statistics.median(baseline), []
-        for kernel, side in zip(self._kernels, sides, strict=True):
-            interval = median_interval(list(zip(baseline, side, strict=True)))
-            records.append(
-                AtBatch(
-                    self.num_rows, self._way, self._is_idle, interval.speedup, interval.low,
-                    interval.high, baseline_us, statistics.median(side), self._is_disturbed,
-                    kernel,
-                )
-            )  # fmt: skip
-        return records
-
-    @property
-    def may_learn(self) -> bool:
-        """Whether more turns may change what is decided."""
-        most = MOST_ROUNDS * (3 if self._is_idle else 1)
-        return not self.found.is_clear and len(self._rounds) < most
-
-
-def _deciding(known: Sequence[InTurns]) -> InTurns | None:
-    """Return the turns of the most rows that are not clear, unless PyTorch wins above them."""
-    for turns in sorted(known, key=lambda turns: -turns.num_rows):
-        if turns.may_learn:
-            return turns
-        if not turns.found.is_won:
-            return None
-    return None
+ORDINARY = "ordinary"  # data: weights as after training, normal inputs
+SHARE_OF_ORDINARY = 0.25  # of the time
 
 
 def _in_turn(tuned_rows: int, tuned: Sequence[int]) -> list[int]:
@@ -153,10 +52,6 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _call_of(model: torch.nn.Module) -> Callable[[Sequence[object]], object]:
     return lambda inputs: model(*inputs)
-
-
-def _numbered(call: Callable[[], object]) -> Call:
-    return lambda _: call()
 
 
 class BatchTimes:
@@ -201,12 +96,17 @@ class BatchTimes:
             with suppress(RuntimeError, ValueError, ProblemError):
                 theirs = self.calls(rows, way)[0]
                 with self.arithmetic(way):
-                    (call_us,) = ExposedTimer(self.device, 1).samples(_numbered(theirs), 1)
+                    (call_us,) = ExposedTimer(self.device, 1).samples(numbered(theirs), 1)
                 self._row_s[way] = call_us / 1e6 / rows
         return rows
 
     def measured(
-        self, ways: Sequence[Way], most_s: float, tuned: Sequence[int] = ()
+        self,
+        ways: Sequence[Way],
+        most_s: float,
+        tuned: Sequence[int] = (),
+        *,
+        on_ordinary: bool = False,
     ) -> list[AtBatch]:
         """Time one number of rows after the other, from the tuned size down, while there is time.
 
@@ -218,11 +118,13 @@ class BatchTimes:
             ways: what is timed.
             most_s: seconds for all; what is compiled at first calls does not count.
             tuned: numbers of rows that are timed beside powers of two.
+            on_ordinary: the fewest rows at which kernels win are timed on ordinary data as well.
         """
         tuned_rows = self._problem.num_rows()
         assert tuned_rows is not None
         found: list[AtBatch] = []
-        unspent_s = most_s
+        kept_s = SHARE_OF_ORDINARY * most_s if on_ordinary else 0.0
+        unspent_s = most_s - kept_s
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
             num_kernels = len(self._kernels.get(way, (0,)))
@@ -259,16 +161,55 @@ class BatchTimes:
                 else:
                     found += [at for turns in new for at in turns.all_found]
                 if rows < min([tuned_rows, *tuned]):
-                    is_lost = any(each.found.is_clear and not each.found.is_won for each in new)
+                    is_lost = any(turns.is_lost for turns in new)
                 left_s -= time.perf_counter() - begun_s
                 last_s = sum(turns.found.baseline_us for turns in new) / 1e6 / rows
             until_s = time.perf_counter() + left_s
             with self.arithmetic(way):
-                while (turns := _deciding(known)) and time.perf_counter() < until_s:
+                while (turns := deciding(known, tuned_rows)) and time.perf_counter() < until_s:
                     turns.take(FEW_ROUNDS)
             found += [at for turns in known for at in turns.all_found]
             unspent_s += max(0.0, until_s - time.perf_counter())
+        if on_ordinary:
+            found += self._on_ordinary(ways, min([tuned_rows, *tuned]), found, unspent_s + kept_s)
         return found
+
+    def _on_ordinary(
+        self, ways: Sequence[Way], tuned_rows: int, found: Sequence[AtBatch], most_s: float
+    ) -> list[AtBatch]:
+        """Time the fewest rows at which kernels win on ordinary data, and more where they lose."""
+        self.become_trained()
+        more: list[AtBatch] = []
+        for num_ways, way in zip(range(len(ways), 0, -1), ways, strict=True):
+            left_s = most_s / num_ways
+            for rows in rows_won(found, tuned_rows, way):
+                try:
+                    calls = self.calls(rows, way, self._ordinary_at(rows))
+                    begun_s = time.perf_counter()
+                    new = self._turns(rows, way, calls, FEW_ROUNDS, ORDINARY)
+                except (RuntimeError, ValueError, ProblemError):  # of this data alone
+                    break
+                until_s = begun_s + left_s
+                with self.arithmetic(way):
+                    while (turns := deciding(new)) and time.perf_counter() < until_s:
+                        turns.take(FEW_ROUNDS)
+                more += [at for turns in new for at in turns.all_found]
+                spent_s = time.perf_counter() - begun_s
+                left_s, most_s = left_s - spent_s, most_s - spent_s
+                if left_s <= 0.0 or all(turns.found.is_won for turns in new):
+                    break
+        return more
+
+    def _ordinary_at(self, rows: int) -> Distribution:
+        """Return normal inputs, or given ones where the reference makes NaN or Inf of those."""
+        import torch
+
+        inputs = self._problem.make_inputs(
+            WEIGHT_SEED, distribution="normal", batch=rows, device=self.device
+        )
+        with torch.no_grad():
+            made = outputs_of(self._reference(*inputs))
+        return "normal" if all(bool(y.isfinite().all()) for y in made) else "as_given"
 
     def _ahead(self, rows: int, most_s: float) -> list[InTurns]:
         """Return a few turns of steps of the tuned size, where these take no longer than that.
@@ -279,7 +220,7 @@ class BatchTimes:
         try:
             calls = self.calls(rows, "step")
             with self.arithmetic("step"):
-                (step_us,) = ExposedTimer(self.device, 1).samples(_numbered(calls[0]), 1)
+                (step_us,) = ExposedTimer(self.device, 1).samples(numbered(calls[0]), 1)
             num_calls = (FEW_CALLS + LEAST_ROUNDS) * len(calls)
             if is_gpu(self.device):  # and on an idle device
                 num_calls += (FEW_CALLS + 3 * LEAST_ROUNDS) * len(calls)
@@ -350,6 +291,7 @@ class BatchTimes:
         way: Way,
         calls: Sequence[Callable[[], object]],
         num_rounds: int,
+        data: str = "",
     ) -> list[InTurns]:
         """Return turns that were begun: so many, on a GPU of an idle device as well."""
         kinds = (False, True) if is_gpu(self.device) else (False,)
@@ -358,7 +300,7 @@ class BatchTimes:
             for is_idle in kinds:
                 turns = InTurns(
                     calls, self.device, num_rows=rows, way=way, is_idle=is_idle,
-                    kernels=self._kernels.get(way, (0,)),
+                    kernels=self._kernels.get(way, (0,)), data=data,
                 )  # fmt: skip
                 turns.take(num_rounds)
                 found.append(turns)

@@ -238,14 +238,16 @@ class _Child:
         with spoilt_by_cuda_errors(device):
             return {"num_rows": times.get_ready(ways)}, ()
 
-    def by_batch(self, ways: list[Way], most_s: float, tuned: Sequence[int] = ()) -> Answer:
+    def by_batch(
+        self, ways: list[Way], most_s: float, tuned: Sequence[int] = (), on_ordinary: bool = False
+    ) -> Answer:
         """Time the file that was loaded beside the reference, at many numbers of rows.
 
         `failures` says why a way was not timed: "" where nothing has gradients.
         """
         assert isinstance(self.role, BatchTimes)
         with spoilt_by_cuda_errors(self.role.device):
-            found = self.role.measured(ways, most_s, tuned)
+            found = self.role.measured(ways, most_s, tuned, on_ordinary=on_ordinary)
         measured = [json.loads(to_json(at)) for at in found]
         return {"measured": measured, "failures": self.role.failures}, ()
 
