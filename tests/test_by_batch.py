@@ -202,6 +202,19 @@ def test_a_speed_up_is_of_the_calls_own_times(clock):
     assert found.speedup == pytest.approx(1.5) and found.low == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize(("call_us", "num_calls"), [(3000.0, 3), (6000.0, 1)])
+def test_a_long_call_is_looked_at_once_before_it_takes_turns(clock, call_us, num_calls):
+    calls = []
+
+    def call() -> None:
+        calls.append("")
+        clock.now_us += call_us
+
+    turns = InTurns([call, clock.call(20.0)], "cpu", num_rows=4, way="call")
+    assert turns.is_long == (num_calls == 1)
+    assert len(calls) == 2 * num_calls  # each after one that is not timed
+
+
 def test_other_programs_stretch_a_few_calls_and_no_time(clock):
     number = iter(range(10**6))
 

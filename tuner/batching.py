@@ -27,7 +27,7 @@ from tuner.wording import one_line
 
 __all__ = ["Batching", "seconds_of"]
 
-MEASURED_S = {"quick": 3.0, "normal": 6.0, "thorough": 15.0}  # by effort
+MEASURED_S = {"quick": 4.0, "normal": 6.0, "thorough": 15.0}  # by effort
 MOST_S = 2 * CALL_TIMEOUT_S  # with all that is compiled at first calls
 
 

@@ -13,7 +13,7 @@ from tuner.by_batch import AtBatch, Way, batches_of, rows_won
 from tuner.check.exercise import outputs_of
 from tuner.errors import ProblemError
 from tuner.evaluate.exposed import ExposedTimer
-from tuner.evaluate.in_turns import FEW_CALLS, FEW_ROUNDS, InTurns, deciding, numbered
+from tuner.evaluate.in_turns import FEW_CALLS, FEW_ROUNDS, LONG_US, InTurns, deciding, numbered
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timed import WEIGHT_SEED
 from tuner.machine.host import usable_memory_bytes
@@ -221,8 +221,9 @@ class BatchTimes:
             calls = self.calls(rows, "step")
             with self.arithmetic("step"):
                 (step_us,) = ExposedTimer(self.device, 1).samples(numbered(calls[0]), 1)
-            num_calls = (FEW_CALLS + LEAST_ROUNDS) * len(calls)
-            if is_gpu(self.device):  # and on an idle device
+            is_long = step_us >= LONG_US
+            num_calls = ((1 if is_long else FEW_CALLS) + LEAST_ROUNDS) * len(calls)
+            if is_gpu(self.device) and not is_long:  # and on an idle device
                 num_calls += (FEW_CALLS + 3 * LEAST_ROUNDS) * len(calls)
             if num_calls * step_us / 1e6 > most_s:
                 return []
@@ -293,11 +294,13 @@ class BatchTimes:
         num_rounds: int,
         data: str = "",
     ) -> list[InTurns]:
-        """Return turns that were begun: so many, on a GPU of an idle device as well."""
+        """Return turns that were begun: so many, on a GPU of an idle device too if it matters."""
         kinds = (False, True) if is_gpu(self.device) else (False,)
-        found = []
+        found: list[InTurns] = []
         with self.arithmetic(way):
             for is_idle in kinds:
+                if found and found[0].is_long:
+                    break
                 turns = InTurns(
                     calls, self.device, num_rows=rows, way=way, is_idle=is_idle,
                     kernels=self._kernels.get(way, (0,)), data=data,

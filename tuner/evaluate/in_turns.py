@@ -13,11 +13,12 @@ from tuner.evaluate.timers import Call
 from tuner.intervals import median_interval
 from tuner.machine.platforms import is_gpu
 
-__all__ = ["FEW_CALLS", "FEW_ROUNDS", "InTurns", "deciding", "numbered"]
+__all__ = ["FEW_CALLS", "FEW_ROUNDS", "LONG_US", "InTurns", "deciding", "numbered"]
 
 ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
 MOST_IN_A_ROW = {"cpu": 8, "cuda": 24}  # few where each is timed, many where they overlap
 FEW_CALLS = 3  # that tell how long a call takes
+LONG_US = 5e3  # a call whose launches nobody notices: one tells how long it takes
 FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
 # Turns are repeated where other programs took the processor so often, a few times in all.
 CALLS_PREEMPTED, MOST_PREEMPTED_PER_S, MOST_REPEATED = 0.25, 40.0, 3
@@ -36,6 +37,9 @@ class InTurns:
         is_idle: whether the device is idle before each call.
         kernels: which of a file's the further calls take, for the record.
         data: for the record: "" for the given ones.
+
+    Attributes:
+        is_long: the first takes so long that it does not matter whether the device is idle.
     """
 
     def __init__(
@@ -52,9 +56,9 @@ class InTurns:
         self._calls = [numbered(call) for call in calls]
         self.num_rows, self._way, self._is_idle = num_rows, way, is_idle
         self._kernels, self._data = kernels, data
-        one = ExposedTimer(device, 1)  # the least: what disturbs a call makes it later
-        call_s = sum(min(one.samples(call, FEW_CALLS)) for call in self._calls)
-        call_s /= 1e6 * len(self._calls)
+        calls_us = [_least_us(call, device) for call in self._calls]
+        self.is_long = calls_us[0] >= LONG_US
+        call_s = sum(calls_us) / 1e6 / len(calls_us)
         most = MOST_IN_A_ROW[device.partition(":")[0]]
         num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
         self._num_calls = 1 if is_idle else num_calls
@@ -130,6 +134,13 @@ def deciding(known: Sequence[InTurns], tuned_rows: int = 0) -> InTurns | None:
         if not turns.found.is_won:
             return None
     return None
+
+
+def _least_us(call: Call, device: str) -> float:
+    """Return the least time of a few calls: what disturbs one makes it later."""
+    timer = ExposedTimer(device, 1)
+    (first_us,) = timer.samples(call, 1)
+    return first_us if first_us >= LONG_US else min(first_us, *timer.samples(call, FEW_CALLS - 1))
 
 
 def numbered(call: Callable[[], object]) -> Call:
