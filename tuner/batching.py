@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from tuner.by_batch import ANY_ROWS, AtBatch, ByBatch, rows_taken
+from tuner.by_batch import ANY_ROWS, MOST, AtBatch, ByBatch, rows_taken
 from tuner.capture.rows_text import has_rows
 from tuner.choosing import decided
 from tuner.errors import TunerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.job_spec import asked, new_worker
+from tuner.evaluate.worker import Worker
 from tuner.exporting import ExportFile
 from tuner.machine.turns import turns_of
 from tuner.planning import Planned
@@ -28,6 +31,7 @@ from tuner.wording import one_line
 __all__ = ["Batching", "seconds_of"]
 
 MEASURED_S = {"quick": 4.0, "normal": 6.0, "thorough": 15.0}  # by effort
+SHARE_OF_ORDINARY = 0.25  # of that, where the file is for ordinary data as well
 MOST_S = 2 * CALL_TIMEOUT_S  # with all that is compiled at first calls
 
 
@@ -74,32 +78,71 @@ class Batching:
         return file.with_batches(found)
 
     def _measured(self, file: ExportFile) -> ByBatch:
-        task, effort = file.planned.spec, file.planned.config.effort
-        ways = file.ways
+        task, config = file.planned.spec, file.planned.config
+        ways, most_s = file.ways, MEASURED_S[config.effort]
         loads = {**task.payload(), "file": str(file.unverified_path), "ways": ways}
-        asks: dict[str, object] = {"ways": ways, "most_s": MEASURED_S[effort]}
-        asks["on_ordinary"] = "ordinary" in file.planned.config.others
+        asks: dict[str, object] = {"ways": ways}
         if file.kernels is not None:
             asks["tuned"] = file.kernels.rows
             if (num_kernels := file.kernels.num_kernels) > 1:
                 loads["kernels"] = file.kernels.offers
-                asks["most_s"] = MEASURED_S[effort] * (1 + num_kernels) / 2  # PyTorch's too
-        measured: tuple[AtBatch, ...] = ()
+                most_s *= (1 + num_kernels) / 2  # PyTorch's too
+        on_ordinary_s = SHARE_OF_ORDINARY * most_s if "ordinary" in config.others else 0.0
+        asks["most_s"] = most_s - on_ordinary_s
+        found = ByBatch(file.planned.sizes.get("batch", 1), key=file.key)
         failures: dict[str, str] = {}
-        tuned_rows = file.planned.sizes.get("batch", 1)
         turns = turns_of(task.device).apart()
         try:
             # Of large outputs it holds as much as a check: who lacks memory waits for its end.
             held = turns.memory(task.memory_share)
             with held, new_worker(task.device, name="batches") as worker:
-                tuned_rows = asked(worker, "load_beside", loads, timeout_s=MOST_S).data["num_rows"]
+                about = asked(worker, "load_beside", loads, timeout_s=MOST_S).data
+                found = replace(found, tuned_rows=about["num_rows"])
                 with turns.alone():
                     data = asked(worker, "by_batch", asks, timeout_s=MOST_S).data
-            measured = tuple(from_json(AtBatch, json.dumps(at)) for at in data["measured"])
-            failures = data["failures"]
+                    failures = data["failures"]
+                    found = replace(
+                        found, measured=_records(data), refuses_one=data["refuses_one"]
+                    )
+                    if on_ordinary_s:
+                        found = _on_ordinary(worker, found, file, failures, on_ordinary_s)
         except TunerError as error:  # the check will say more of the file
             failures = {way: one_line(str(error), 200) for way in ways}
-        return _decided(ByBatch(tuned_rows, measured, key=file.key), file, failures)
+        return _decided(found, file, failures)
+
+
+def _records(data: dict[str, Any]) -> tuple[AtBatch, ...]:
+    return tuple(from_json(AtBatch, json.dumps(at)) for at in data["measured"])
+
+
+def _on_ordinary(
+    worker: Worker, found: ByBatch, file: ExportFile, failures: dict[str, str], most_s: float
+) -> ByBatch:
+    """Time the fewest rows at which kernels would be taken on ordinary data as well.
+
+    Where they lose there, more rows are the fewest, and so on, while there is time.
+    """
+    begun_s = time.monotonic()
+    for num_ways, way in zip(range(len(file.ways), 0, -1), file.ways, strict=True):
+        while True:
+            decided_now = _decided(found, file, failures)
+            fewest, _ = decided_now.rows.get(way, ANY_ROWS)
+            mine = [at for at in found.measured if at.way == way]
+            given = {at.num_rows for at in mine if not at.data}
+            rows = min((n for n in given if n >= fewest), default=MOST)
+            is_known = any(at.data and at.num_rows == rows for at in mine)
+            left_s = (most_s - (time.monotonic() - begun_s)) / num_ways
+            if rows >= found.tuned_rows or is_known or left_s <= 0.0:  # there it is raced on both
+                break
+            asks = {"rows": rows, "way": way, "most_s": left_s}
+            try:
+                more = _records(asked(worker, "on_ordinary", asks, timeout_s=MOST_S).data)
+            except TunerError:  # of this data: what the given ones say stays
+                return found
+            if not more:
+                break
+            found = replace(found, measured=(*found.measured, *more))
+    return found
 
 
 def _decided(found: ByBatch, file: ExportFile, failures: dict[str, str]) -> ByBatch:
@@ -107,7 +150,9 @@ def _decided(found: ByBatch, file: ExportFile, failures: dict[str, str]) -> ByBa
         found = decided(found, file.kernels)
         rows = dict(found.rows)
     else:
-        rows = rows_taken(found.measured, found.tuned_rows, file.ways)
+        rows = rows_taken(
+            found.measured, found.tuned_rows, file.ways, refuses_one=found.refuses_one
+        )
     if failures.get("step") == "" and rows:  # nothing has gradients
         rows["step"] = ANY_ROWS
     if all(each == ANY_ROWS for each in rows.values()) and not found.gaps:

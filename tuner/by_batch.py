@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 
 __all__ = [
     "ANY_ROWS", "FEW_ROWS_WORDS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch", "Way",
-    "batches_of", "least_of", "rows_taken", "rows_won", "without_steps_in",
+    "batches_of", "least_of", "rows_taken", "without_steps_in",
 ]  # fmt: skip
 
 Way = Literal["call", "step", "eval"]
@@ -92,7 +92,8 @@ class ByBatch:
     A file of several kernels has been tuned for the rows of `tuned`, of which `tuned_rows` is the
     largest. `kernels` has by way, few rows first, the most rows of each range and the kernel for
     them; `measured` is then of that kernel, and `others` of those that are not taken there.
-    `gaps` are ranges within `rows` that are PyTorch's all the same.
+    `gaps` are ranges within `rows` that are PyTorch's all the same. `refuses_one`: as of
+    `rows_taken`.
     """
 
     tuned_rows: int
@@ -104,6 +105,7 @@ class ByBatch:
     kernels: dict[Way, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     gaps: dict[Way, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     others: tuple[AtBatch, ...] = ()
+    refuses_one: bool = False
 
     @property
     def stated(self) -> dict[Way, tuple[int | tuple[int, int], ...]] | None:
@@ -181,6 +183,8 @@ def rows_taken(
     tuned_rows: int,
     ways: Sequence[Way] = ("call", "step"),
     largest: int | None = None,
+    *,
+    refuses_one: bool = False,
 ) -> dict[Way, tuple[int, int]]:
     """Return the fewest and the most rows at which a file takes its kernels.
 
@@ -196,6 +200,7 @@ def rows_taken(
         ways: in which the file has kernels; it takes none in other calls and steps.
         largest: of several tuned sizes, of which `tuned_rows` is the smallest; what lies between
             is not looked at.
+        refuses_one: the reference takes no single row: who takes kernels from 2 on, takes any.
     """
     largest = tuned_rows if largest is None else largest
     found: dict[Way, tuple[int, int]] = {"call": NO_ROWS, "step": NO_ROWS}
@@ -220,21 +225,9 @@ def rows_taken(
                 most = last
                 break
             last = rows
-        is_least = bool(by_rows) and fewest == min(by_rows)  # what takes 2 rows may refuse 1
-        found[way] = (1 if is_least and fewest <= 2 else fewest, most)
+        takes_any = refuses_one and fewest == 2 and 1 not in by_rows
+        found[way] = (1 if takes_any else fewest, most)
     return {} if all(rows == ANY_ROWS for rows in found.values()) else found
-
-
-def rows_won(measured: Sequence[AtBatch], tuned_rows: int, way: Way) -> list[int]:
-    """Return the measured rows below the tuned size at which kernels are taken, few first.
-
-    Of several kernels the fastest counts at each.
-    """
-    best: dict[tuple[int, bool], AtBatch] = {}
-    for at in sorted((at for at in measured if at.way == way), key=lambda at: at.speedup):
-        best[at.num_rows, at.is_idle] = at
-    fewest, _ = rows_taken([*best.values()], tuned_rows, [way]).get(way, ANY_ROWS)
-    return [rows for rows in _rows_of([*best.values()]) if fewest <= rows < tuned_rows]
 
 
 def _rows_of(measured: Sequence[AtBatch]) -> list[int]:

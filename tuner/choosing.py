@@ -95,7 +95,7 @@ def decided(found: ByBatch, kernels: Kernels) -> ByBatch:
     rows: dict[Way, tuple[int, int]] = {"call": NO_ROWS, "step": NO_ROWS}
     gaps: dict[Way, tuple[tuple[int, int], ...]] = {}
     if anchors:
-        rows = rows_taken(taken, anchors[0], ways, anchors[-1])
+        rows = rows_taken(taken, anchors[0], ways, anchors[-1], refuses_one=found.refuses_one)
         gaps = {way: some for way in ways if (some := _gaps(taken, anchors, way))}
     rows = rows or dict.fromkeys(ways if gaps else (), ANY_ROWS)
     return replace(

@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tuner.by_batch import AtBatch, Way, batches_of, rows_won
+from tuner.by_batch import AtBatch, Way, batches_of
 from tuner.check.exercise import outputs_of
 from tuner.errors import ProblemError
 from tuner.evaluate.exposed import ExposedTimer
-from tuner.evaluate.in_turns import FEW_CALLS, FEW_ROUNDS, LONG_US, InTurns, deciding, numbered
+from tuner.evaluate.in_turns import (
+    FEW_ROUNDS,
+    InTurns,
+    deciding,
+    least_us_of,
+    numbered,
+    seconds_of_turns,
+)
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timed import WEIGHT_SEED
 from tuner.machine.host import usable_memory_bytes
@@ -34,14 +41,13 @@ MOST_CALL_S = 4.0  # of PyTorch's own: one that takes longer is not timed
 HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
 SHARE_OF_MEMORY = 0.3
 ORDINARY = "ordinary"  # data: weights as after training, normal inputs
-SHARE_OF_ORDINARY = 0.25  # of the time
 
 
-def _in_turn(tuned_rows: int, tuned: Sequence[int]) -> list[int]:
-    """Return the numbers of rows that are timed: from the tuned size down, then from it up."""
+def _in_turn(tuned_rows: int, tuned: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the numbers of rows that are timed: those below the tuned size, then from it up."""
     rows = batches_of(tuned_rows, tuned)
     fewer = [number for number in rows if number < tuned_rows]
-    return [*reversed(fewer), *rows[len(fewer) :]]
+    return fewer[::-1], rows[len(fewer) :]
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -84,6 +90,7 @@ class BatchTimes:
         self.failures: dict[str, str] = {}  # by way: why it was not timed; "" without gradients
         self._too_long: dict[Way, tuple[int, str]] = {}  # from so many rows on, and how long
         self._row_s: dict[Way, float] = {}  # of PyTorch's own call at the tuned size
+        self.refuses_one = False  # row, as norms over a batch do
 
     def get_ready(self, ways: Sequence[Way]) -> int:
         """Call both at the tuned size, which compiles what is compiled then; return its rows.
@@ -96,120 +103,130 @@ class BatchTimes:
             with suppress(RuntimeError, ValueError, ProblemError):
                 theirs = self.calls(rows, way)[0]
                 with self.arithmetic(way):
-                    (call_us,) = ExposedTimer(self.device, 1).samples(numbered(theirs), 1)
+                    call_us = least_us_of(numbered(theirs), self.device)
                 self._row_s[way] = call_us / 1e6 / rows
         return rows
 
     def measured(
-        self,
-        ways: Sequence[Way],
-        most_s: float,
-        tuned: Sequence[int] = (),
-        *,
-        on_ordinary: bool = False,
+        self, ways: Sequence[Way], most_s: float, tuned: Sequence[int] = ()
     ) -> list[AtBatch]:
         """Time one number of rows after the other, from the tuned size down, while there is time.
 
         Below the fewest rows that were tuned it ends where PyTorch wins, as do a file's kernels;
         then more rows follow. What is left of the time goes to those that decide from where on
-        kernels are taken. What memory has no room for, or the reference refuses, is left out.
+        kernels are taken. What memory has no room for, the reference refuses, or would take more
+        than half of what is left, is left out.
 
         Args:
             ways: what is timed.
             most_s: seconds for all; what is compiled at first calls does not count.
             tuned: numbers of rows that are timed beside powers of two.
-            on_ordinary: the fewest rows at which kernels win are timed on ordinary data as well.
         """
         tuned_rows = self._problem.num_rows()
         assert tuned_rows is not None
         found: list[AtBatch] = []
-        kept_s = SHARE_OF_ORDINARY * most_s if on_ordinary else 0.0
-        unspent_s = most_s - kept_s
+        unspent_s = most_s
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
-            num_kernels = len(self._kernels.get(way, (0,)))
             left_s = unspent_s / num_ways
-            last_s = self._row_s.get(way, 0.0)  # what a turn of one row took
             unspent_s -= left_s
             begun_s = time.perf_counter()
             ahead = self._ahead(tuned_rows, left_s) if way == "step" else []
             known = [*ahead]  # of fewer rows than the tuned size, and steps of it
             left_s = max(left_s / 2, left_s - (time.perf_counter() - begun_s))
-            is_lost = False  # at the fewest rows that were timed, and so at fewer
-            for rows in _in_turn(tuned_rows, tuned):
-                if (ahead and rows == tuned_rows) or (is_lost and rows < tuned_rows):
+            if way in self._too_long:
+                self.failures[way] = self._too_long[way][1]
+            below, above = _in_turn(tuned_rows, tuned)
+            row_s = self._row_s.get(way, 0.0)
+            for rows in below:
+                num_rounds = self._rounds(way, row_s * rows, left_s / 2)
+                if not num_rounds:
                     continue
-                if (1 + num_kernels) * LEAST_ROUNDS * last_s * rows > left_s:
-                    if rows < tuned_rows:
-                        continue
+                try:
+                    calls = self.calls(rows, way)
+                    begun_s = time.perf_counter()
+                    new = self._turns(rows, way, calls, num_rounds)
+                except (RuntimeError, ValueError, ProblemError):
+                    self.refuses_one |= rows == 1 and way not in self._too_long
+                    continue
+                known += new
+                left_s -= time.perf_counter() - begun_s
+                if rows < min([tuned_rows, *tuned]) and any(turns.is_lost for turns in new):
                     break
-                if rows > tuned_rows and not self._has_room(rows / tuned_rows):
+                row_s = new[0].found.baseline_us / 1e6 / rows
+                self._row_s.setdefault(way, row_s)
+            for rows in above:
+                if ahead and rows == tuned_rows:
+                    continue
+                num_rounds = self._rounds(way, self._row_s.get(way, 0.0) * rows, left_s / 2)
+                has_room = rows == tuned_rows or self._has_room(rows / tuned_rows)
+                if not (num_rounds and has_room):
                     break
                 try:
                     calls = self.calls(rows, way)
                     begun_s = time.perf_counter()
-                    is_slow = 4 * FEW_ROUNDS * last_s * rows > left_s
-                    new = self._turns(rows, way, calls, LEAST_ROUNDS if is_slow else FEW_ROUNDS)
+                    new = self._turns(rows, way, calls, num_rounds)
                 except (RuntimeError, ValueError, ProblemError) as error:
                     if rows == tuned_rows:
                         self.failures[way] = one_line(str(error), 200)
-                    if rows >= tuned_rows:  # memory; for more rows there is less
-                        break
-                    continue
-                if rows < tuned_rows or (way == "step" and rows == tuned_rows):
+                    break  # memory; for more rows there is less
+                left_s -= time.perf_counter() - begun_s
+                if way == "step" and rows == tuned_rows:
                     known += new  # a race decides about calls at the tuned size, not about steps
                 else:
                     found += [at for turns in new for at in turns.all_found]
-                if rows < min([tuned_rows, *tuned]):
-                    is_lost = any(turns.is_lost for turns in new)
-                left_s -= time.perf_counter() - begun_s
-                last_s = sum(turns.found.baseline_us for turns in new) / 1e6 / rows
             until_s = time.perf_counter() + left_s
-            with self.arithmetic(way):
-                while (turns := deciding(known, tuned_rows)) and time.perf_counter() < until_s:
-                    turns.take(FEW_ROUNDS)
+            self._decide(known, way, until_s, tuned_rows)
             found += [at for turns in known for at in turns.all_found]
             unspent_s += max(0.0, until_s - time.perf_counter())
-        if on_ordinary:
-            found += self._on_ordinary(ways, min([tuned_rows, *tuned]), found, unspent_s + kept_s)
         return found
 
-    def _on_ordinary(
-        self, ways: Sequence[Way], tuned_rows: int, found: Sequence[AtBatch], most_s: float
-    ) -> list[AtBatch]:
-        """Time the fewest rows at which kernels win on ordinary data, and more where they lose."""
+    def on_ordinary(self, rows: int, way: Way, most_s: float) -> list[AtBatch]:
+        """Time both once more, with weights as after training, which they keep, on normal inputs.
+
+        Given inputs stand in for those of which the reference makes NaN, Inf or an error.
+        Nothing where it would take longer than that.
+        """
+        num_rounds = self._rounds(way, self._row_s.get(way, 0.0) * rows, most_s)
+        if not num_rounds:
+            return []
+        until_s = time.perf_counter() + most_s
         self.become_trained()
-        more: list[AtBatch] = []
-        for num_ways, way in zip(range(len(ways), 0, -1), ways, strict=True):
-            left_s = most_s / num_ways
-            for rows in rows_won(found, tuned_rows, way):
-                try:
-                    calls = self.calls(rows, way, self._ordinary_at(rows))
-                    begun_s = time.perf_counter()
-                    new = self._turns(rows, way, calls, FEW_ROUNDS, ORDINARY)
-                except (RuntimeError, ValueError, ProblemError):  # of this data alone
-                    break
-                until_s = begun_s + left_s
-                with self.arithmetic(way):
-                    while (turns := deciding(new)) and time.perf_counter() < until_s:
-                        turns.take(FEW_ROUNDS)
-                more += [at for turns in new for at in turns.all_found]
-                spent_s = time.perf_counter() - begun_s
-                left_s, most_s = left_s - spent_s, most_s - spent_s
-                if left_s <= 0.0 or all(turns.found.is_won for turns in new):
-                    break
-        return more
+        with self.arithmetic(way):
+            distribution = self._ordinary_at(rows)
+        new = self._turns(rows, way, self.calls(rows, way, distribution), num_rounds, ORDINARY)
+        self._decide(new, way, until_s)
+        return [at for turns in new for at in turns.all_found]
 
     def _ordinary_at(self, rows: int) -> Distribution:
-        """Return normal inputs, or given ones where the reference makes NaN or Inf of those."""
         import torch
 
         inputs = self._problem.make_inputs(
             WEIGHT_SEED, distribution="normal", batch=rows, device=self.device
         )
-        with torch.no_grad():
-            made = outputs_of(self._reference(*inputs))
+        try:
+            with torch.no_grad():
+                made = self._problem.call(self._reference, inputs)
+        except ProblemError:
+            return "as_given"
         return "normal" if all(bool(y.isfinite().all()) for y in made) else "as_given"
+
+    def _rounds(self, way: Way, call_s: float, most_s: float) -> int:
+        """Return how many turns there is time for, if PyTorch's call takes so long; 0 for none."""
+        num_calls = 1 + len(self._kernels.get(way, (0,)))
+        for num_rounds in (FEW_ROUNDS, LEAST_ROUNDS):
+            how = {"is_gpu": is_gpu(self.device)}
+            if seconds_of_turns(call_s, num_calls, num_rounds, **how) <= most_s:
+                return num_rounds
+        return 0
+
+    def _decide(
+        self, known: Sequence[InTurns], way: Way, until_s: float, tuned_rows: int = 0
+    ) -> None:
+        """Take more turns of what decides and is not clear, while there is time."""
+        with self.arithmetic(way):
+            while (turns := deciding(known, tuned_rows)) and time.perf_counter() < until_s:
+                turns.take(FEW_ROUNDS)
 
     def _ahead(self, rows: int, most_s: float) -> list[InTurns]:
         """Return a few turns of steps of the tuned size, where these take no longer than that.
@@ -221,11 +238,7 @@ class BatchTimes:
             calls = self.calls(rows, "step")
             with self.arithmetic("step"):
                 (step_us,) = ExposedTimer(self.device, 1).samples(numbered(calls[0]), 1)
-            is_long = step_us >= LONG_US
-            num_calls = ((1 if is_long else FEW_CALLS) + LEAST_ROUNDS) * len(calls)
-            if is_gpu(self.device) and not is_long:  # and on an idle device
-                num_calls += (FEW_CALLS + 3 * LEAST_ROUNDS) * len(calls)
-            if num_calls * step_us / 1e6 > most_s:
+            if not self._rounds("step", step_us / 1e6, most_s):
                 return []
             return self._turns(rows, "step", calls, LEAST_ROUNDS)
         except (RuntimeError, ValueError, ProblemError):  # which is looked into later
@@ -267,7 +280,10 @@ class BatchTimes:
                 took_s = _seconds(calls[0])
             if took_s > MOST_CALL_S:
                 why = f"PyTorch's own takes {took_s:.0f} s for {rows} rows: too long to be timed"
-                self._too_long[way] = (math.ceil(rows * MOST_CALL_S / took_s), why)
+                # Where fewer rows take as long, nothing is tried a third time.
+                few = 0 if way in self._too_long else math.ceil(rows * MOST_CALL_S / took_s)
+                self._too_long[way] = (few, self._too_long.get(way, (0, why))[1])
+                self._row_s.setdefault(way, took_s / rows)
                 raise RuntimeError(why)
             for call in calls[1:]:
                 call()

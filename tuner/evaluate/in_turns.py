@@ -13,13 +13,17 @@ from tuner.evaluate.timers import Call
 from tuner.intervals import median_interval
 from tuner.machine.platforms import is_gpu
 
-__all__ = ["FEW_CALLS", "FEW_ROUNDS", "LONG_US", "InTurns", "deciding", "numbered"]
+__all__ = [
+    "FEW_ROUNDS", "InTurns", "deciding", "least_us_of", "numbered", "seconds_of_turns",
+]  # fmt: skip
 
 ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
 MOST_IN_A_ROW = {"cpu": 8, "cuda": 24}  # few where each is timed, many where they overlap
-FEW_CALLS = 3  # that tell how long a call takes
-LONG_US = 5e3  # a call whose launches nobody notices: one tells how long it takes
+FEW_CALLS, FEW_LONG_CALLS = 3, 2  # that tell how long a call takes
+LONG_US = 5e3  # a call whose launches nobody notices: two tell how long it takes
+SHORT_S = 2e-3  # what a sample of short calls takes: several of them, and more that are not timed
 FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
+IDLE_ROUNDS = 3  # times as many of one call each
 # Turns are repeated where other programs took the processor so often, a few times in all.
 CALLS_PREEMPTED, MOST_PREEMPTED_PER_S, MOST_REPEATED = 0.25, 40.0, 3
 
@@ -56,7 +60,7 @@ class InTurns:
         self._calls = [numbered(call) for call in calls]
         self.num_rows, self._way, self._is_idle = num_rows, way, is_idle
         self._kernels, self._data = kernels, data
-        calls_us = [_least_us(call, device) for call in self._calls]
+        calls_us = [least_us_of(call, device) for call in self._calls]
         self.is_long = calls_us[0] >= LONG_US
         call_s = sum(calls_us) / 1e6 / len(calls_us)
         most = MOST_IN_A_ROW[device.partition(":")[0]]
@@ -72,7 +76,7 @@ class InTurns:
 
         That is of the fastest kernel.
         """
-        num_rounds *= 3 if self._is_idle else 1
+        num_rounds *= IDLE_ROUNDS if self._is_idle else 1
         while True:
             before, begun_s = num_preempted(), time.perf_counter()
             turns = interleave(self._calls, self._timer, num_rounds)
@@ -114,8 +118,24 @@ class InTurns:
     @property
     def may_learn(self) -> bool:
         """Whether more turns may change what is decided."""
-        most = MOST_ROUNDS * (3 if self._is_idle else 1)
+        most = MOST_ROUNDS * (IDLE_ROUNDS if self._is_idle else 1)
         return not self.found.is_clear and len(self._rounds) < most
+
+
+def seconds_of_turns(call_s: float, num_calls: int, num_rounds: int, *, is_gpu: bool) -> float:
+    """Return what turns of calls will take, looks at how long these are included.
+
+    Args:
+        call_s: of the longest of them.
+        num_calls: that take turns.
+        num_rounds: of each.
+        is_gpu: calls of an idle device are timed as well, where they are not long.
+    """
+    is_long = call_s >= LONG_US / 1e6
+    num_samples = (FEW_LONG_CALLS if is_long else FEW_CALLS) + 1 + num_rounds
+    if is_gpu and not is_long:
+        num_samples += FEW_CALLS + 1 + IDLE_ROUNDS * num_rounds
+    return num_calls * num_samples * 2 * max(call_s, SHORT_S)  # each after one that is not timed
 
 
 def deciding(known: Sequence[InTurns], tuned_rows: int = 0) -> InTurns | None:
@@ -136,11 +156,13 @@ def deciding(known: Sequence[InTurns], tuned_rows: int = 0) -> InTurns | None:
     return None
 
 
-def _least_us(call: Call, device: str) -> float:
+def least_us_of(call: Call, device: str) -> float:
     """Return the least time of a few calls: what disturbs one makes it later."""
     timer = ExposedTimer(device, 1)
-    (first_us,) = timer.samples(call, 1)
-    return first_us if first_us >= LONG_US else min(first_us, *timer.samples(call, FEW_CALLS - 1))
+    found_us = min(timer.samples(call, FEW_LONG_CALLS))
+    if found_us >= LONG_US:
+        return found_us
+    return min(found_us, *timer.samples(call, FEW_CALLS - FEW_LONG_CALLS))
 
 
 def numbered(call: Callable[[], object]) -> Call:

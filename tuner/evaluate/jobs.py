@@ -238,18 +238,23 @@ class _Child:
         with spoilt_by_cuda_errors(device):
             return {"num_rows": times.get_ready(ways)}, ()
 
-    def by_batch(
-        self, ways: list[Way], most_s: float, tuned: Sequence[int] = (), on_ordinary: bool = False
-    ) -> Answer:
+    def by_batch(self, ways: list[Way], most_s: float, tuned: Sequence[int] = ()) -> Answer:
         """Time the file that was loaded beside the reference, at many numbers of rows.
 
         `failures` says why a way was not timed: "" where nothing has gradients.
         """
         assert isinstance(self.role, BatchTimes)
         with spoilt_by_cuda_errors(self.role.device):
-            found = self.role.measured(ways, most_s, tuned, on_ordinary=on_ordinary)
-        measured = [json.loads(to_json(at)) for at in found]
-        return {"measured": measured, "failures": self.role.failures}, ()
+            found = self.role.measured(ways, most_s, tuned)
+        about = {"failures": self.role.failures, "refuses_one": self.role.refuses_one}
+        return {"measured": [json.loads(to_json(at)) for at in found], **about}, ()
+
+    def on_ordinary(self, rows: int, way: Way, most_s: float) -> Answer:
+        """Time both at one number of rows on ordinary data, on which no given ones follow."""
+        assert isinstance(self.role, BatchTimes)
+        with spoilt_by_cuda_errors(self.role.device):
+            found = self.role.on_ordinary(rows, way, most_s)
+        return {"measured": [json.loads(to_json(at)) for at in found]}, ()
 
     def prepare(
         self,
