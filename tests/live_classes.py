@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 
-__all__ = ["Norm", "OfFour", "Outer", "Scaled"]
+__all__ = ["Norm", "OfFour", "Optional", "Outer", "Scaled"]
 
 
 class Scaled(nn.Module):
@@ -30,6 +30,15 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return self.drop(self.scaled(self.bn(x)) * torch.sigmoid(gate))
+
+
+class Optional(nn.Module):
+    """Takes arguments that calls leave out."""
+
+    def forward(
+        self, x: torch.Tensor, by: float = 2.0, *, is_shifted: bool = False
+    ) -> torch.Tensor:
+        return torch.sigmoid(x * by) + float(is_shifted)
 
 
 class OfFour(nn.Module):

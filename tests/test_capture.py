@@ -459,6 +459,13 @@ REFUSALS = {
         "the tensor 't' of shape",
         "register_buffer",
     ),
+    "a name that PyTorch's graphs have": (
+        "self.code = nn.Parameter(torch.ones(6))",
+        "return torch.sigmoid(x) * self.code",
+        X,
+        "called code",
+        "another name",
+    ),
     "a constructor that draws a number": (
         "self.n = torch.rand(3).sum().item()",
         "return x * self.n",

@@ -570,6 +570,31 @@ def test_the_compiled_reference_races_like_any_other(tmp_path):
     assert all(us > 0 for us in race[1][0])
 
 
+def test_a_forward_that_takes_a_number_races_with_that_number(tmp_path):
+    """Between two tensors, so that their order matters."""
+    text = """
+import torch
+
+class {name}(torch.nn.Module):
+    def forward(self, x, by, y):
+        assert isinstance(by, float) and x.shape != y.shape
+        return x * by + y
+
+def get_inputs():
+    return [torch.rand(64, 8), 0.5, torch.rand(8)]
+
+def get_init_inputs():
+    return []
+"""
+    (tmp_path / "reference.py").write_text(text.format(name="Model"))
+    (tmp_path / "file.py").write_text(text.format(name="ModelNew"))
+    task = JobSpec(str(tmp_path / "reference.py"), {}, "cpu", "float32", "", "[]", "")
+    file = Contender.of_file(tmp_path / "file.py", is_deterministic=True)
+    race = Racer(task).race([file], num_processes=1, seconds=0.01)
+    assert [len(lane) for lane in race] == [1, 1]
+    assert all(us > 0 for us in race[1][0])
+
+
 def test_processes_that_compiled_it_already_are_taken_into_the_race(tmp_path):
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))

@@ -10,11 +10,12 @@ import pytest
 import torch
 from command_line import environment
 from cpu_machine import GPP
-from live_classes import Norm, OfFour, Outer, Scaled
+from live_classes import Norm, OfFour, Optional, Outer, Scaled
 from torch import nn
 
 import tuner
 from tuner.capture.capture import capture
+from tuner.capture.parameters_text import parameters_of
 from tuner.errors import InputError, ProblemError
 from tuner.export.certificate import read_certificate
 from tuner.live_file import require_rows, write_live
@@ -133,6 +134,17 @@ def test_a_module_that_takes_one_batch_alone_is_refused_with_its_own_file():
     said = r"container\.py: batch: its forward is generated for one number of rows alone\n  next:"
     with pytest.raises(InputError, match=said):
         tuner.tune(losses, (X,), batch=[8, 64])
+
+
+def test_arguments_that_a_call_leaves_out_are_taken_by_the_modules_own_forward():
+    path = write_live(Optional(), [X])
+    declared, first = parameters_of(path.read_text(), ["x"])
+    assert (
+        declared == "x, *fused_more, **fused_named" and "super().forward(x, *fused_more" in first
+    )
+    declared, _ = parameters_of(path.read_text(), ["x", "by"])
+    assert declared == "x, by=Ellipsis, *fused_more, **fused_named"
+    assert parameters_of(write_live(Scaled(2.0), [X]).read_text(), ["x"]) == ("x", "")
 
 
 def test_inputs_are_read_once_however_many_rows_are_made_of_them():

@@ -56,6 +56,7 @@ def write_live(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Path:
         sha256="" if _is_installed(file) else hashlib.sha256(file.read_bytes()).hexdigest(),
         paths=[str(Path(p).resolve()) for p in sys.path if not _is_installed(Path(p).resolve())],
         state=str(beside),
+        forward=_declared(kind),
     )
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,6 +192,18 @@ def _memory_bytes(device: str) -> int:
     return max(int(torch.cuda.get_device_properties(n).total_memory) for n in numbers)
 
 
+def _declared(kind: type[torch.nn.Module]) -> str:
+    """Return the parameters of a class's forward in parentheses, `...` for each default."""
+    declared = inspect.signature(kind.forward)
+    empty = inspect.Parameter.empty
+    parameters = [
+        p.replace(annotation=empty, default=empty if p.default is empty else ...)
+        for p in declared.parameters.values()
+    ]
+    bare = declared.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+    return str(bare)
+
+
 def _word(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
 
@@ -231,6 +244,7 @@ _LIVE_NAME, _LIVE_KIND = {name!r}, {kind!r}
 _LIVE_SHA256 = {sha256!r}  # of the file; empty for an installed package
 _LIVE_PATHS = {paths!r}
 _LIVE_STATE = {state!r}
+_LIVE_FORWARD = {forward!r}  # as it is declared, without its defaults
 
 
 def _live_source():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,11 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
         return (
             f"{what} allocates more memory than there is\n"
             "  next: make its tensors by torch.rand and the like, or smaller"
+        )
+    if taken := re.search(r"attribute '(\w+)' already exists", words):
+        return (
+            f"{what} has a parameter or buffer called {taken[1]}, a name that PyTorch's own graph "
+            "modules have\n  next: give it another name in the constructor"
         )
     error = chain[0]
     first = (str(error).strip() or "no message").splitlines()[0]

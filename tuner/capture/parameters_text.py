@@ -15,8 +15,8 @@ def parameters_of(reference: str, names: Sequence[str]) -> tuple[str, str]:
     """Return the parameters as they are declared, and what forward asks of them before all else.
 
     Args:
-        reference: the text of the module's file. Where it does not write `Model.forward` itself,
-            as the file of a live module, there are no others.
+        reference: the text of the module's file. Where it neither writes `Model.forward` itself
+            nor says how it is declared, as the file of a live module does, there are no others.
         names: what a call was captured with, in order.
     """
     arguments = _declared_in(reference)
@@ -48,6 +48,9 @@ def parameters_of(reference: str, names: Sequence[str]) -> tuple[str, str]:
 _ABSENT = "Ellipsis"  # a constant of Python's that no forward is given
 
 
+_OF_LIVE = "_LIVE_FORWARD"  # how a live module's forward is declared, in its file
+
+
 def _declared_in(reference: str) -> ast.arguments | None:
     """Return what `Model.forward` declares in a file's text."""
     for node in ast.parse(reference).body:
@@ -55,4 +58,8 @@ def _declared_in(reference: str) -> ast.arguments | None:
             for part in node.body:
                 if isinstance(part, ast.FunctionDef) and part.name == "forward":
                     return part.args
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == _OF_LIVE:
+            declared = ast.parse(f"def forward{ast.literal_eval(node.value)}: ...").body[0]
+            assert isinstance(declared, ast.FunctionDef)
+            return declared.args
     return None

@@ -45,14 +45,19 @@ class Baseline(Giver):
         one; `values` says what they are. What a call costs may depend on them, and on the mode,
         which goes with them. With `lends` contenders make rooms for large ones.
         """
+        import torch
+
         values = AS_CONSTRUCTED
         self._rooms.clear()  # which hold what was given before
         if name != GIVEN:
             values = self._timed.take_data(self._problem, name, path)
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
-        tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
+        given = dict(enumerate(self._timed.inputs.given))
+        tensors |= {f"input.{i}": x for i, x in given.items() if isinstance(x, torch.Tensor)}
+        numbers = {f"0.{i}": x for i, x in given.items() if not isinstance(x, torch.Tensor)}
         mode: crossing.Mode = "train" if self._timed.model.training else "eval"
-        packed, blobs = self._packed(crossing.Script(mode=mode), tensors, lends)
+        script = crossing.Script(mode=mode, numbers=numbers)
+        packed, blobs = self._packed(script, tensors, lends)
         return {**packed, "values": values}, blobs
 
     def _expected_of(self, call: int) -> Expected:

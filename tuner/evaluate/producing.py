@@ -215,12 +215,13 @@ class Producer:
         """Get ready to be timed on the judge's weights and inputs, in its mode."""
         script, tensors = self._unpacked(question, blobs, self._device)
         state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
-        inputs = [t for n, t in tensors.items() if n.startswith("input.")]
+        inputs = {int(n[6:]): t for n, t in tensors.items() if n.startswith("input.")}
+        inputs |= {int(n[2:]): x for n, x in script.numbers.items()}  # "0.1": of the first call
         self._is_own_seed = False
         model = self._make_model()
         set_mode(model, script.mode)
         model.load_state_dict(state)
-        self._timed.take(model, inputs)
+        self._timed.take(model, [x for _, x in sorted(inputs.items())])
         return {}, ()
 
     def give_up_timing_set(self) -> Answer:
