@@ -37,6 +37,7 @@ from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.export.module import VERIFIED
 from tuner.exporting import ExportCompiler, ExportFile
+from tuner.instead import Instead
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer
 from tuner.planning import plan
@@ -430,7 +431,7 @@ def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verificat
     # Not the verdict: on a busy machine two clocks may contradict each other, a rejection.
     assert len(exported.check.probes) > 20
     assert all(probe.is_accepted for probe in exported.check.probes)
-    assert "every kernel is slower than PyTorch, the best one at 0.900x [0.880, 0.920]" in notes[0]
+    assert "no kernel is as fast as PyTorch, the best one is at 0.900x [0.880, 0.920]" in notes[0]
     assert "trial_7.py" in notes[0]
     run = verification.run
     path = (
@@ -499,3 +500,19 @@ def test_ctrl_c_in_the_verification_ends_with_what_was_accepted(verified, tmp_pa
     assert result is not None and result.exported is not None
     assert result.exported.check.is_accepted
     assert len(result.finalists) < CONFIG["measure"]["num_finalists"]
+
+
+@pytest.mark.parametrize(
+    ("low", "speedup", "high", "is_wanted"),
+    [
+        (0.85, 0.90, 0.95, True),
+        (0.50, 0.90, 1.05, True),  # each of few processes was slower
+        (0.50, 0.90, 1.60, False),  # as PyTorch's own modules might be on this machine
+        (0.20, 0.56, 1.90, True),  # whatever the scatter
+        (0.70, 0.99, 1.01, False),
+        (1.05, 1.10, 1.15, False),
+    ],
+)
+def test_a_winner_that_seems_slower_is_not_what_is_exported(low, speedup, high, is_wanted):
+    raced = Finalist(7, Check(True, "float32"), Interval(speedup, low, high, 0.95, 3), 11.0, 10.0)
+    assert Instead.is_wanted(raced) == is_wanted

@@ -40,8 +40,13 @@ class Instead:
     observer: Observer
     export: Callable[[ExportFile, dict[str, JobSpec]], Finalist]
 
+    @staticmethod
+    def is_wanted(winner: Finalist) -> bool:
+        """Whether a winner is slower than PyTorch, or seems to be, as steps of training may."""
+        return is_behind(winner.least)
+
     def pytorch(self, slower: Finalist) -> tuple[Finalist, list[str]]:
-        """Export the reference's own modules in place of a winner that is slower.
+        """Export the reference's own modules in place of a winner that is slower, or seems so.
 
         The winner was the best of all raced, a template around PyTorch's own product included
         where the space has one.
@@ -49,7 +54,7 @@ class Instead:
         assert slower.least is not None
         self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
         note = (
-            f"every kernel is slower than PyTorch, the best one at {slower.least_words}; it is "
+            f"no kernel is as fast as PyTorch, the best one is at {slower.least_words}; it is "
             f"in trial_{slower.trial}.py"
         )
         file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)

@@ -55,9 +55,9 @@ def remarks_on(exported: Finalist) -> list[str]:
 
 
 def is_behind(step: Interval | None) -> bool:
-    """Whether a step of training is slower, or seems to be, by more than nobody would see.
+    """Whether calls or steps of training are slower, or seem so, by more than nobody would see.
 
-    Steps are raced in two or three processes, whose interval nearly always holds 1: what is half
+    They are raced in two or three processes, whose interval nearly always holds 1: what is half
     as fast in each of them is no difference by it. An interval that ends below the inverse of the
     speed-up is one of processes that are all slower; on a machine whose times scatter by more,
     PyTorch's own steps seem to be as much slower than themselves.

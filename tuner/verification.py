@@ -108,7 +108,7 @@ class Verification:
         winner = ties[0]
         notes = [*self.schedule.reductions, *self.instead.words_of(rejected)]
         exported = entries[winner]
-        is_fallback = exported.verdict == "slower"
+        is_fallback = self.instead.is_wanted(exported)
         together = None
         if self.beside:
             fastest = None if is_fallback else by_number[winner]

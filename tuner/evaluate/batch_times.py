@@ -147,7 +147,8 @@ class BatchTimes:
                     begun_s = time.perf_counter()
                     new = self._turns(rows, way, calls, num_rounds)
                 except (RuntimeError, ValueError, ProblemError):
-                    self.refuses_one |= rows == 1 and way not in self._too_long
+                    is_refusal = bool(known) and way not in self._too_long  # more rows are taken
+                    self.refuses_one |= rows == 1 and is_refusal
                     continue
                 known += new
                 left_s -= time.perf_counter() - begun_s
