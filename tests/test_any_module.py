@@ -631,6 +631,8 @@ REFUSED = {
         f"{X}, torch.randint(0, 9, (100,)).int()",
         "y is int32, which is not read yet",
     ),
+    "places of 32 bits": (f"{F}.embedding(y, x)", f"{X}, torch.ones(7).int()", "x.long()"),
+    "complex numbers": ("torch.fft.rfft(x).abs()", X, "of real and of imaginary parts"),
     "another type": ("x.int()", X, "a result is int32"),
     "a range past 2^24": ("x * torch.arange(0, 2**24 + 900, 169467)", X, "for arange yet"),
 }
@@ -645,6 +647,16 @@ def test_what_no_loop_is_generated_for_is_refused_with_its_line(name, tmp_path):
     with pytest.raises(NotOneNest) as refusal:
         derive(tmp_path, "refused", text)
     assert words in str(refusal.value) and "line 12: " in str(refusal.value)
+
+
+def test_an_argument_that_is_neither_tensor_nor_float_is_refused_with_what_to_do(tmp_path):
+    MODULES["flag"] = ("x * 2 if y else x", "", f"{X}, True")
+    text = text_of("flag")
+    del MODULES["flag"]
+    with pytest.raises(
+        NotOneNest, match=r"argument y of forward is True\n.*\n  next: leave it out"
+    ):
+        derive(tmp_path, "flag", text)
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,9 @@ def derive_operator(
     except NothingToGenerate as error:
         raise NothingToGainError(f"{path}: {error}", {}) from error
     except NotOneNest as error:
-        raise InputError(
-            f"{of_user}: {error}\n"
-            "  next: write the operator by hand (docs/architecture.md), or tune a part of it"
-        ) from error
+        by_hand = "write the operator by hand (docs/architecture.md), or tune a part of it"
+        advice = "" if "\n  next: " in str(error) else f"\n  next: {by_hand}"
+        raise InputError(f"{of_user}: {error}{advice}") from error
 
 
 def derive_config(

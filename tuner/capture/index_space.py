@@ -55,11 +55,14 @@ def viewed(graph: Graph, name: str) -> Tensor | Node:
     return value
 
 
-def refusal(node: Node | None, what: str) -> NotOneNest:
-    """Return the error that names the line of the user's file."""
+WORK = "pointwise work, reductions over some dimensions, calls of PyTorch's products"
+
+
+def refusal(node: Node | None, what: str, expected: str = WORK, then: str = "") -> NotOneNest:
+    """Return the error that names the line of the user's file, and what to do `then` if known."""
     where = f"line {node.line}: " if node is not None and node.line else ""
-    expected = "pointwise work, reductions over some dimensions, calls of PyTorch's products"
-    return NotOneNest(f"{where}{what}\n  expected: {expected}", node)
+    advice = f"\n  next: {then}" if then else ""
+    return NotOneNest(f"{where}{what}\n  expected: {expected}{advice}", node)
 
 
 @dataclass(frozen=True, slots=True)

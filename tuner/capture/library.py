@@ -121,6 +121,14 @@ def with_results_apart(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+_INSTEAD = {  # of numbers that calls do not take
+    "int": "give it int64, as x.long() makes it",
+    "uint": "give it int64, as x.long() makes it",
+    "complex": "write it with two tensors, of real and of imaginary parts, or tune what stands "
+    "before or behind",
+}
+
+
 def call_of(graph: Graph, node: Node) -> Call:
     """Return a node as a call.
 
@@ -131,7 +139,9 @@ def call_of(graph: Graph, node: Node) -> Call:
     everything: list[Tensor | Node] = [node, *values]
     for value in everything:
         if value.dtype not in {*FLOATS, "int64", "bool"}:
-            raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
+            what = f"{node.op} of {value.dtype}"
+            then = _INSTEAD.get(value.dtype.rstrip("0123456789"), "")
+            raise refusal(node, what, "numbers of float16 to float64, int64 or bool", then)
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)

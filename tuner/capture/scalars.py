@@ -27,7 +27,10 @@ def with_numbers_as_tensors(graph: Graph) -> Graph:
     for argument in graph.arguments:
         if not argument.is_tensor and (argument.is_fixed or type(argument.value) is not float):
             what = f"the argument {argument.name} of forward is {argument.value!r}"
-            raise NotOneNest(f"{what}\n  expected: tensors and floats")
+            then = (
+                "leave it out of get_inputs() if it has a default, or give it to the constructor"
+            )
+            raise NotOneNest(f"{what}\n  expected: tensors and floats\n  next: {then}")
     numbers = numbers_of(graph)
     inputs = [replace(t, dtype="float32") if t.name in numbers else t for t in graph.inputs]
     found = replace(graph, inputs=tuple(inputs))
