@@ -49,6 +49,8 @@ MODULES: dict[str, tuple[str, str, str]] = {
     "sums_of_a_transpose": ("x / x.transpose(1, 2).square().sum(2).unsqueeze(1)", "",
                             "torch.randn(4, 8, 6)"),
     "log_softmax": (f"{F}.log_softmax(x * 3.0, dim=1)", "", X),
+    "masked_mean": (f"(lambda m: ({F}.layer_norm(x, (12,)) * m).sum(1) / m.sum(1))(y[..., None])",
+                    "", "torch.randn(5, 7, 12), torch.ones(5, 7)"),
     "layer_norm": ("self.n(x)", "self.n = nn.LayerNorm(100)", "torch.randn(5, 7, 100)"),
     "bias_gelu": (f"{F}.gelu(x + self.b)", "self.b = nn.Parameter(torch.randn(100))",
                   "torch.randn(3, 11, 100)"),

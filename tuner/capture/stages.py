@@ -262,7 +262,9 @@ def _first(
             first = first or error
             if error.node is None:
                 raise
-            behind = in_order([error.node.name], lambda name: [user.name for user in users[name]])
+            # Of a view that does not fit, only who reads it here: others read it before.
+            readers = _readers(graph, own, error.node.name) or [error.node.name]
+            behind = in_order(readers, lambda name: [user.name for user in users[name]])
             if later.issuperset(behind):
                 raise
             later |= {*behind}
@@ -271,6 +273,19 @@ def _first(
             masks = [n.name for n in left if n.dtype == "bool" and taps & {*n.refs}]
             for name in (*masks, *taps):
                 later |= {name} if {user.name for user in users[name]} <= later else set()
+
+
+def _readers(graph: Graph, own: Sequence[Node], view: str) -> list[str]:
+    """Return which of these read a view, as it is or through others; none if it is one of them."""
+    names = {node.name for node in own}
+
+    def is_through(name: str) -> bool:
+        value = graph.value(name)
+        if name == view or name in names or not isinstance(value, Node):
+            return name == view
+        return real_name(graph, name) != name and any(map(is_through, value.refs))
+
+    return [n.name for n in own if view not in names and any(map(is_through, n.refs))]
 
 
 def _computed_again(
