@@ -46,8 +46,6 @@ def parameters_of(reference: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 _ABSENT = "Ellipsis"  # a constant of Python's that no forward is given
-
-
 _OF_LIVE = "_LIVE_FORWARD"  # how a live module's forward is declared, in its file
 
 

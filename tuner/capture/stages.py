@@ -277,15 +277,16 @@ def _first(
 
 def _readers(graph: Graph, own: Sequence[Node], view: str) -> list[str]:
     """Return which of these read a view, as it is or through others; none if it is one of them."""
-    names = {node.name for node in own}
+    if view in {node.name for node in own}:
+        return []
 
     def is_through(name: str) -> bool:
         value = graph.value(name)
-        if name == view or name in names or not isinstance(value, Node):
+        if name == view or not isinstance(value, Node):
             return name == view
         return real_name(graph, name) != name and any(map(is_through, value.refs))
 
-    return [n.name for n in own if view not in names and any(map(is_through, n.refs))]
+    return [node.name for node in own if any(map(is_through, node.refs))]
 
 
 def _computed_again(

@@ -90,6 +90,7 @@ class BatchTimes:
         self.failures: dict[str, str] = {}  # by way: why it was not timed; "" without gradients
         self._too_long: dict[Way, tuple[int, str]] = {}  # from so many rows on, and how long
         self._row_s: dict[Way, float] = {}  # of PyTorch's own call at the tuned size
+        self._is_trained = False
         self.refuses_one = False  # row, as norms over a batch do
 
     def get_ready(self, ways: Sequence[Way]) -> int:
@@ -143,15 +144,13 @@ class BatchTimes:
                 if not num_rounds:
                     continue
                 try:
-                    calls = self.calls(rows, way)
-                    begun_s = time.perf_counter()
-                    new = self._turns(rows, way, calls, num_rounds)
+                    new, spent_s = self._timed(rows, way, num_rounds)
                 except (RuntimeError, ValueError, ProblemError):
                     is_refusal = bool(known) and way not in self._too_long  # more rows are taken
                     self.refuses_one |= rows == 1 and is_refusal
                     continue
                 known += new
-                left_s -= time.perf_counter() - begun_s
+                left_s -= spent_s
                 if rows < min([tuned_rows, *tuned]) and any(turns.is_lost for turns in new):
                     break
                 row_s = new[0].found.baseline_us / 1e6 / rows
@@ -164,14 +163,12 @@ class BatchTimes:
                 if not (num_rounds and has_room):
                     break
                 try:
-                    calls = self.calls(rows, way)
-                    begun_s = time.perf_counter()
-                    new = self._turns(rows, way, calls, num_rounds)
+                    new, spent_s = self._timed(rows, way, num_rounds)
                 except (RuntimeError, ValueError, ProblemError) as error:
                     if rows == tuned_rows:
                         self.failures[way] = one_line(str(error), 200)
                     break  # memory; for more rows there is less
-                left_s -= time.perf_counter() - begun_s
+                left_s -= spent_s
                 if way == "step" and rows == tuned_rows:
                     known += new  # a race decides about calls at the tuned size, not about steps
                 else:
@@ -195,7 +192,7 @@ class BatchTimes:
         self.become_trained()
         with self.arithmetic(way):
             distribution = self._ordinary_at(rows)
-        new = self._turns(rows, way, self.calls(rows, way, distribution), num_rounds, ORDINARY)
+        new, _ = self._timed(rows, way, num_rounds, distribution, ORDINARY)
         self._decide(new, way, until_s)
         return [at for turns in new for at in turns.all_found]
 
@@ -212,12 +209,29 @@ class BatchTimes:
             return "as_given"
         return "normal" if all(bool(y.isfinite().all()) for y in made) else "as_given"
 
+    def _timed(
+        self,
+        rows: int,
+        way: Way,
+        num_rounds: int,
+        distribution: Distribution = "as_given",
+        data: str = "",
+    ) -> tuple[list[InTurns], float]:
+        """Return turns that were begun and the seconds they took; raises as `calls`.
+
+        What first calls load or compile is none of that time.
+        """
+        calls = self.calls(rows, way, distribution)
+        begun_s = time.perf_counter()
+        new = self._turns(rows, way, calls, num_rounds, data)
+        return new, time.perf_counter() - begun_s
+
     def _rounds(self, way: Way, call_s: float, most_s: float) -> int:
         """Return how many turns there is time for, if PyTorch's call takes so long; 0 for none."""
         num_calls = 1 + len(self._kernels.get(way, (0,)))
         for num_rounds in (FEW_ROUNDS, LEAST_ROUNDS):
-            how = {"is_gpu": is_gpu(self.device)}
-            if seconds_of_turns(call_s, num_calls, num_rounds, **how) <= most_s:
+            needed_s = seconds_of_turns(call_s, num_calls, num_rounds, is_gpu=is_gpu(self.device))
+            if needed_s <= most_s:
                 return num_rounds
         return 0
 
@@ -246,7 +260,10 @@ class BatchTimes:
             return []
 
     def become_trained(self) -> None:
-        """Give both weights as after training, the same ones."""
+        """Give both weights as after training, the same ones, once."""
+        if self._is_trained:
+            return
+        self._is_trained = True
         for model in (self._reference, self._file):
             self._problem.randomise(model, WEIGHT_SEED, "trained")
 
