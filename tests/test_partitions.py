@@ -172,6 +172,21 @@ def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(t
     assert {"tile_rows", "tile_columns"} <= last and "product_n" not in last
 
 
+def test_a_search_starts_from_the_defaults_also_where_no_list_of_all_is_held(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tuner.space.search_space.MAX_LISTED", 1000)
+    monkeypatch.setattr("tuner.planning.MAX_LOOKED_AT", 10)
+    _, made = derive(tmp_path, "mixed", MIXED)
+    planned = plan(load_config(made.config, {"device": "cuda"}), may_assume=True)
+    assert not planned.space.is_listed
+    for params in planned.defaults:
+        template = planned.family.templates[str(params["template"])]
+        assert template.filled({}, planned.facts).items() >= params.items() - {
+            ("template", params["template"])
+        }
+
+
 def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path):
     (tmp_path / "groups.py").write_text(text_of("groups"))
     graph = capture(load_problem(tmp_path / "groups.py"))

@@ -290,23 +290,32 @@ def _nearest_defaults(
 
     A search starts from them: their authors chose them, and every template gets its turn.
     """
-    if space.is_listed:
-        rows = space.rows()
-    else:
-        rows = space.rows(space.sample(MAX_LOOKED_AT, np.random.default_rng(0)))
-    column = [parameter.name for parameter in space.parameters].index("template")
-    nearest = []
-    for value_index, name in enumerate(space.parameters[column].values):
-        own = rows[rows[:, column] == value_index]
-        if not len(own):
-            continue
+    (column,) = (i for i, p in enumerate(space.parameters) if p.name == "template")
+    nearest: dict[int, Params] = {}
+    far: dict[int, Params] = {}  # defaults that are not feasible
+    for name in space.count_by("template"):
+        place = space.parameters[column].values.index(name)
         defaults = family.templates[str(name)].filled({}, facts)
-        distances = np.zeros(len(own), dtype=np.int64)
-        for parameter, value_indices in zip(space.parameters, own.T, strict=True):
-            differs = [defaults.get(parameter.name, value) != value for value in parameter.values]
-            distances += np.array([*differs, False])[value_indices]  # the last: absent
-        nearest.append(space.params_of(own[int(distances.argmin())]))
-    return nearest
+        found = space.complete({**defaults, "template": name})
+        if found is None:
+            far[place] = defaults
+        else:
+            nearest[place] = found
+    if far:
+        looked_at = None
+        if not space.is_listed:
+            looked_at = space.sample(MAX_LOOKED_AT, np.random.default_rng(0))
+        rows = space.rows(looked_at)
+        for place, defaults in far.items():
+            own = rows[rows[:, column] == place]
+            distances = np.zeros(len(own), dtype=np.int64)
+            for parameter, value_indices in zip(space.parameters, own.T, strict=True):
+                wanted = [defaults.get(parameter.name, value) for value in parameter.values]
+                differs = [a != b for a, b in zip(wanted, parameter.values, strict=True)]
+                distances += np.array([*differs, False])[value_indices]  # the last: absent
+            if len(own):
+                nearest[place] = space.params_of(own[int(distances.argmin())])
+    return [nearest[place] for place in sorted(nearest)]
 
 
 def _template_names(config: RunConfig, family: Family) -> list[str]:
