@@ -20,7 +20,6 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.check.probe import Probe
 from tuner.check.probes import thorough_probes
 from tuner.errors import WorkerError
 from tuner.evaluate import process, second_clock
@@ -28,12 +27,13 @@ from tuner.evaluate.again import Query
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.modules import imported
+from tuner.evaluate.needs import Needs
 from tuner.evaluate.pair import Shares
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import describe
-from tuner.machine.turns import ALL, HALF, LITTLE
+from tuner.machine.turns import HALF
 
 CHEATS = Path(__file__).parent / "cheats"
 SEED = 21
@@ -240,6 +240,20 @@ def test_the_cheat_on_cuda_is_rejected_and_named(name, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_pairs", [1, 2])
+def test_what_a_check_takes_of_a_gpus_memory_is_seen(num_pairs, tmp_path):
+    honest = Contender.of_file(CHEATS / "holds_the_reference.py", is_deterministic=True)
+    with Verifier(task_of(tmp_path, "cuda:0"), seed=SEED, num_pairs=num_pairs) as verifier:
+        assert verifier.check(honest).is_accepted
+        seen = verifier._needs._seen
+        total_bytes = verifier._needs.total_bytes
+    assert min(len(some) for some in seen.values()) > 20
+    for some in seen.values():
+        # What libraries want as they are loaded, tens of MB, is no part of an estimate.
+        assert all(0.0 < used < estimated + 2**28 / total_bytes for estimated, used in some)
+
+
+@pytest.mark.gpu
 def test_cache_lines_that_a_candidate_keeps_are_taken_back_before_each_sample(tmp_path):
     import ctypes
 
@@ -276,22 +290,12 @@ def test_a_file_that_one_of_its_processes_cannot_load_is_not_asked(tmp_path):
     assert not check.is_accepted and check.reason == "importing it: RuntimeError: not here"
 
 
-def test_very_many_rows_wait_for_the_memory_of_those_they_are_asked_at(tmp_path, monkeypatch):
-    with Verifier(task_of(tmp_path), seed=SEED) as verifier:
-        monkeypatch.setattr(verifier, "_is_gpu", True)
-        about = {"num_rows": 1024, "row_elements": 20_000, "total_bytes": 80 * 2**30}
-        verifier._about = {**about, "state_elements": 0, "fixed_elements": 0}
-        tall = Probe("very many rows", batch=65_537, is_tall=True)
-        assert verifier._share(tall) == LITTLE
-        assert verifier._share(replace(tall, is_tall=False)) == ALL
-
-
 def test_a_check_that_needs_much_memory_ends_no_judge_of_another(tmp_path, monkeypatch):
     monkeypatch.setenv("FEW_PROBES", "1")
     honest = CHEATS / "holds_the_reference.py"
     with Verifier(task_of(tmp_path), seed=SEED, num_pairs=2) as verifier:
         # As if what is asked of all rows took half of a GPU.
-        monkeypatch.setattr(verifier, "_share", lambda probe: HALF if probe.batch is None else 0.1)
+        monkeypatch.setattr(Needs, "share", lambda _, probe: 0.1 if probe.batch else HALF)
         is_begun, may_go_on = threading.Event(), threading.Event()
 
         def first(answered):  # its processes answer all that takes little meanwhile

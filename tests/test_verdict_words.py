@@ -14,6 +14,7 @@ from test_problem import FLAGSHIP
 from test_trust_honest import NAMED, SPARSE
 from unusual_modules import GATED
 
+from tuner.check.batches import Extent
 from tuner.check.expected import expected
 from tuner.check.own_work import notes_of
 from tuner.check.probe import Probe
@@ -177,7 +178,7 @@ def test_what_is_no_drop_in_says_so_in_its_first_words(gated, capsys):
 def test_an_estimate_falls_as_a_check_goes_on_whatever_the_machine():
     probes = thorough_probes(5, 512, row_elements=2000.0)
     probes.sort(key=lambda probe: probe.batch is None)
-    costs = costs_of(probes, 512, 2000.0, is_gpu=False)
+    costs = costs_of(probes, Extent(512, 2000.0))
     for speed in (0.3, 1.0, 3.0):
         elapsed, worst = 0.0, 0.0
         total = speed * sum(costs[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.check.batches import Extent
 from tuner.check.probe import Probe
 from tuner.check.refusals import FEWER_ROWS, MOST_ELEMENTS
 
@@ -17,28 +18,19 @@ GRADIENTS = 3.0  # a call and its backward, in calls
 SURE_S = 3.0  # of probes, after which what they took counts as much as what was expected
 
 
-def asked_rows(probe: Probe, num_rows: int | None, row_elements: float) -> int:
-    """Return at how many rows a probe is asked; arguments as of `costs_of`."""
-    rows = (num_rows or 1) if probe.batch is None else probe.batch
-    too_many = probe.is_tall and rows * row_elements > MOST_ELEMENTS
-    return FEWER_ROWS if too_many else rows
+def asked_rows(probe: Probe, extent: Extent) -> int:
+    """Return at how many rows a probe is asked of a problem."""
+    rows = (extent.num_rows or 1) if probe.batch is None else probe.batch
+    is_whole = 0 < rows * extent.row_elements <= MOST_ELEMENTS
+    return min(FEWER_ROWS, extent.most_rows) if probe.is_tall and not is_whole else rows
 
 
-def costs_of(
-    probes: Sequence[Probe], num_rows: int | None, row_elements: float, is_gpu: bool
-) -> list[float]:
-    """Return the seconds that each probe is expected to take.
-
-    Args:
-        probes: in any order.
-        num_rows: of the problem's own batch, None where it has none.
-        row_elements: the numbers that a call takes and makes for one row, 0 where not known.
-        is_gpu: they are asked on a GPU.
-    """
-    row_s = (row_elements or USUAL_NUMBERS) * NUMBER_S["gpu" if is_gpu else "cpu"]
+def costs_of(probes: Sequence[Probe], extent: Extent) -> list[float]:
+    """Return the seconds that each probe, in any order, is expected to take of a problem."""
+    row_s = (extent.row_elements or USUAL_NUMBERS) * NUMBER_S[extent.device]
 
     def cost_of(probe: Probe) -> float:
-        rows = asked_rows(probe, num_rows, row_elements)
+        rows = asked_rows(probe, extent)
         calls = probe.calls + probe.more_calls + len(probe.mild)
         return FIXED_S + calls * rows * row_s * (GRADIENTS if probe.gradients else 1.0)
 

@@ -46,6 +46,7 @@ class Judge(Giver):
         self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
         self._num_asked = 0
         self._last: tuple[Probe, Expected] | None = None  # that is asked once more
+        self._held_bytes = 0  # of a GPU's memory, at most, until now
         self._kept: dict[Probe, Expected] = {}  # for the next contender
         self._tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
         self._weights_of: dict[str, torch.Tensor] = {}  # by token
@@ -161,7 +162,13 @@ class Judge(Giver):
         gpu_memory.free_unused(self._oracle.device)
         if not result.is_accepted:  # perhaps by what was computed again without memory
             self._require_memory()
-        return {"result": json.loads(to_json(result))}, ()
+        return {"result": json.loads(to_json(result)), "used_bytes": self._most_used_bytes()}, ()
+
+    def _most_used_bytes(self) -> int:
+        """Return what tensors took at most since this was asked; note what was held for them."""
+        used_bytes, held_bytes = gpu_memory.most_bytes(self._oracle.device)
+        self._held_bytes = max(self._held_bytes, held_bytes)
+        return used_bytes
 
     def _require_memory(self) -> None:
         if self._is_strict:
@@ -179,7 +186,8 @@ class Judge(Giver):
             Bytes: of all memory, which of it is held, and was most since the last time, is free.
         """
         device = self._oracle.device
-        most_bytes = gpu_memory.most_held_bytes(device)
+        self._most_used_bytes()
+        most_bytes, self._held_bytes = self._held_bytes, 0
         self._kept.clear()
         self._last = None
         held_bytes = gpu_memory.free_all_unused(device)

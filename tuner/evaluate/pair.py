@@ -24,6 +24,7 @@ from tuner.evaluate.asking import Asking, Fewer, JudgeEnded, lacks_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import asked
+from tuner.evaluate.needs import Needs
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
 from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, from_json
@@ -40,7 +41,7 @@ class Pair:
         producer: has loaded the contender.
         turns: of the tuners on this device.
         fewer: notes the probes for which memory ran out.
-        takes_much: whether a probe may take much of a GPU's memory.
+        needs: what probes take of a GPU's memory; what they took is noted there.
         most_s: seconds for each call of the contender.
         is_gpu: whether the processes may lend each other memory.
     """
@@ -51,7 +52,7 @@ class Pair:
         producer: Worker,
         turns: Turns,
         fewer: Fewer,
-        takes_much: Callable[[Probe], bool],
+        needs: Needs,
         *,
         most_s: float,
         is_gpu: bool,
@@ -60,6 +61,9 @@ class Pair:
         self._turns = turns
         self._most_s = most_s
         self._is_gpu = is_gpu
+        self._fewer, self._needs = fewer, needs
+        self._judge_bytes = 0.0  # that the judge took for the question before
+        takes_much = needs.is_large
         self._asking = Asking(self._ask, self._free_contender, turns, fewer, takes_much)
         self.go_on(producer)
 
@@ -233,6 +237,7 @@ class Pair:
             return refused(error.message if isinstance(error, JobFailed) else error.reason)
         if refusal:
             return refused(refusal)
+        contender_bytes = answer.data.pop("used_bytes", 0)
         payload = {**answer.data, "ticket": question.data["ticket"]}
         try:
             reply = self._ask("judge", payload, answer.blobs)
@@ -242,7 +247,18 @@ class Pair:
             cause = failure.__cause__
             said = cause.message if isinstance(cause, JobFailed) else str(failure)
             return refused(unread(one_line(said, 300)))
+        self._note(probe, contender_bytes, float(reply.data["used_bytes"]))
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
+
+    def _note(self, probe: Probe, contender_bytes: object, judge_bytes: float) -> None:
+        """Note what a question took; a contender can say anything of itself.
+
+        A judge may have made this question before it was asked for the last one's verdict.
+        """
+        most_bytes = max(self._judge_bytes, judge_bytes)
+        self._judge_bytes = judge_bytes
+        if isinstance(contender_bytes, int) and contender_bytes >= 0:
+            self._needs.note(self._fewer.asked(probe), most_bytes + contender_bytes)
 
 
 class Shares:

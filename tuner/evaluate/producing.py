@@ -205,7 +205,7 @@ class Producer:
             self._answer_bytes = [tensor.nbytes for tensor in found.tensors.values()]
             del given, tensors, found
             gpu_memory.free_unused(self._device)
-        return {"answer": text}, answers
+        return {"answer": text, "used_bytes": gpu_memory.most_bytes(self._device)[0]}, answers
 
     def _with_changes(self, report: crossing.Report, more: Sequence[str] = ()) -> crossing.Report:
         changes = (*report.changes, *more, *replaced(self._functions))

@@ -11,16 +11,16 @@ in which none ran out.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.check.batches import Extent
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
@@ -35,26 +35,21 @@ from tuner.evaluate.asking import (
     with_memory,
 )
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
-from tuner.evaluate.forecast import asked_rows, costs_of, remaining_s
+from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
+from tuner.evaluate.needs import Needs
 from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.worker import Reply, Worker
 from tuner.machine.host import has_many_cores
-from tuner.machine.turns import ALL, HALF, LITTLE, SOME, turns_of
+from tuner.machine.turns import ALL, SOME, turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
 
 __all__ = ["Answered", "JudgeEnded", "Verifier"]
 
 PAIRS = 2  # of processes: most of a check is the host's work
-# Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
-# Of each of the state what a pair of processes was seen to hold: weights of several probes and
-# gradients of several calls, in float64 as well.
-WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
-FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
-SHARE_OF_ONE, LITTLE_OF_ONE = 1 / 5, 1 / 20  # of the memory, beside which others have room
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
-FEW_ROWS = 8  # what most probes have; those of more are asked by one pair where rows are large
+FIRST_LARGE = 8  # questions that take much memory, after which what they take is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +97,7 @@ class Verifier:
             for _ in range(num_pairs)
         ]
         self._about: dict[str, Any] = {}
+        self._needs = Needs(Extent(None), 0.0, 0.0)  # until a judge has measured them
         self._lock = threading.Lock()  # several contenders may be checked at a time
         self.seconds = 0.0
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
@@ -141,6 +137,8 @@ class Verifier:
             judges = self._judges[:num_judges]
             ended = [judge for judge in judges if not (self._about and judge.is_alive)]
             for reply in pool.map(prepared, ended):
+                if not self._about:
+                    self._needs = _needs_of(reply.data, is_gpu=self._is_gpu)
                 self._about = reply.data
 
     def check(
@@ -212,7 +210,7 @@ class Verifier:
             return refusal or self._files.edited(contender)
 
         def pair(judge: Worker, producer: Worker) -> Pair:
-            how = (self._turns, self._fewer, lambda probe: self._share(probe) > SOME)
+            how = (self._turns, self._fewer, self._needs)
             return Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
 
         with ThreadPoolExecutor(1 + most) as pool:  # all of them get ready side by side
@@ -265,19 +263,8 @@ class Verifier:
         first, rest = probes[:1], probes[1:]
         ordered = [*first, *sorted(rest, key=lambda p: p.batch is None)]
         # What needs most comes last: where some is lacking, libraries go on with what needs less.
-        return sorted(ordered, key=lambda p: (self._share(p), max(ALL, self._taken_by(p))))
-
-    def _share(self, probe: Probe) -> float:
-        """Return which share of a GPU's memory is waited for before a probe is asked."""
-        taken = self._taken_by(probe)
-        if taken <= SHARE_OF_ONE:
-            return LITTLE if taken <= LITTLE_OF_ONE else SOME
-        return HALF if taken <= HALF else ALL
-
-    def _taken_by(self, probe: Probe) -> float:
-        about = self._about
-        rows = asked_rows(probe, about["num_rows"], float(about["row_elements"]))
-        return self._taken(rows, probe.calls)
+        needs = self._needs
+        return sorted(ordered, key=lambda p: (needs.share(p), max(ALL, needs.taken(p))))
 
     def _num_pairs(self) -> int:
         """Return how many pairs memory has room for now, a GPU's while they ask of few rows."""
@@ -286,29 +273,13 @@ class Verifier:
         free, total = (float(self._about[name]) for name in ("free_bytes", "total_bytes"))
         if self._is_gpu and self._turns.has_others and free < FREE_SHARE * total:
             return 1
-        rows = self._about["num_rows"]
-        if self._is_gpu and not self._about["is_fixed"]:
-            rows = min(FEW_ROWS, rows or FEW_ROWS)
-        room = SHARE_OF_ONE * (total if self._is_gpu else free)
-        return len(self._judges) if self._num_bytes(rows) <= room else 1
-
-    def _taken(self, rows: int | None, num_calls: int = 1) -> float:
-        """Return the share of a GPU's memory that calls of so many rows may take."""
-        total_bytes = float(self._about["total_bytes"])
-        return self._num_bytes(rows, num_calls) / total_bytes if self._is_gpu else 0.0
-
-    def _num_bytes(self, rows: int | None, num_calls: int = 1) -> float:
-        """Return the memory that calls of so many rows may take."""
-        row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * num_calls)
-        num_bytes = (rows or 1) * row_bytes + STATE_BYTES * float(self._about["state_elements"])
-        return num_bytes + FIXED_BYTES * num_calls * float(self._about["fixed_elements"])
+        return self._needs.num_pairs(len(self._judges), free)
 
     def _costs(self, queries: Sequence[Query]) -> list[float]:
         """Return seconds of each query: as the last time, or as is usual."""
-        about, probes = self._about, [query.probe for query in queries]
         if self._seconds:
             return [self._seconds.get(query.name, 0.0) for query in queries]
-        return costs_of(probes, about["num_rows"], float(about["row_elements"]), self._is_gpu)
+        return costs_of([query.probe for query in queries], self._needs.extent)
 
     def _answers(
         self, pairs: Sequence[Pair], queries: Sequence[Query], start_anew: Callable[[Pair], bool]
@@ -319,10 +290,12 @@ class Verifier:
         none beside them until none of these holds any; what finds none then is asked with less.
         """
         seconds: dict[str, float] = {}
-        for share, some in itertools.groupby(queries, key=lambda query: self._share(query.probe)):
-            left, is_strict, is_short = [*some], self._turns.are_taken, False
+        to_ask = [*queries]
+        while to_ask:
+            share, left, to_ask = self._next(to_ask)
+            is_strict, is_short = self._turns.are_taken, False
             while left:
-                if share > SOME:
+                if share > SOME or self._needs.is_large(left[0].probe):
                     pairs = self._first_alone(pairs)
                 with self._turns.memory(share):
                     if is_short:
@@ -337,6 +310,17 @@ class Verifier:
                     is_strict = self._asks_less([query.probe for query in lacking])
                 left, share, is_short = lacking, ALL, True
         self._seconds = {**self._seconds, **seconds}
+
+    def _next(self, queries: Sequence[Query]) -> tuple[float, list[Query], list[Query]]:
+        """Return the least share that some queries take of the memory, these, and all others."""
+        needs = self._needs
+        shares = [needs.share(query.probe) for query in queries]  # they fall as more is seen
+        share = min(shares)
+        some = [query for query, its in zip(queries, shares, strict=True) if its == share]
+        if share > SOME and not all(needs.is_known(query.probe) for query in some):
+            some = some[:FIRST_LARGE]
+        asked = {*map(id, some)}
+        return share, some, [query for query in queries if id(query) not in asked]
 
     def _first_alone(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """End all pairs but the first, and return that one; a judge of other checks lives on."""
@@ -376,13 +360,22 @@ class Verifier:
     def _asks_less(self, probes: Sequence[Probe]) -> bool:
         """Ask the first of these with less memory, and what would take as much, if that can be."""
         asked_now = self._fewer.asked(probes[0])
-        return self._share(asked_now) > SOME and self._fewer.limit(probes, self._taken_by)
+        return self._needs.is_large(asked_now) and self._fewer.limit(probes, self._needs.taken)
 
     def _give_up_memory(self, pairs: Sequence[Pair]) -> None:
         """Free what the judges keep for later contenders, where others use the memory, too."""
         if self._turns.has_others or self._turns.is_memory_wanted:
             for pair in pairs:
                 pair.free()
+
+
+def _needs_of(about: Mapping[str, Any], *, is_gpu: bool) -> Needs:
+    """Return what questions are estimated to take, of what a judge says of its reference."""
+    extent = Extent(
+        about["num_rows"], float(about["row_elements"]), "gpu" if is_gpu else "cpu",
+        about["fixed_elements"], about["is_fixed"],
+    )  # fmt: skip
+    return Needs(extent, float(about["state_elements"]), float(about["total_bytes"]))
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "MOST_UNUSED_BYTES",
     "free_all_unused",
     "free_cached",
     "free_unused",
-    "most_held_bytes",
+    "most_bytes",
     "num_shortages",
     "require_no_shortage",
     "require_room",
@@ -42,15 +43,20 @@ def total_bytes(device: str | torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[1]) if is_gpu(device) else 0
 
 
-def most_held_bytes(device: str | torch.device) -> int:
-    """Return the most of a GPU's memory that was held since this was asked; 0 of a CPU's."""
+def most_bytes(device: str | torch.device) -> tuple[int, int]:
+    """Return the most of a GPU's memory since this was asked, 0 of a CPU's.
+
+    Returns:
+        What tensors took, and what was held from other processes for them.
+    """
     import torch
 
     if not is_gpu(device):
-        return 0
-    most = int(torch.cuda.max_memory_reserved(device))
+        return 0, 0
+    used = int(torch.cuda.max_memory_allocated(device))
+    held = int(torch.cuda.max_memory_reserved(device))
     torch.cuda.reset_peak_memory_stats(device)
-    return most
+    return used, held
 
 
 def free_unused(device: str | torch.device) -> None:

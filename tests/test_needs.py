@@ -1,0 +1,86 @@
+"""What questions are expected to take of a GPU's memory: estimated, then as it was seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.check.batches import Extent
+from tuner.check.probe import Probe
+from tuner.check.probes import thorough_probes
+from tuner.check.refusals import FEWER_ROWS
+from tuner.evaluate.forecast import asked_rows
+from tuner.evaluate.needs import FEWEST_SEEN, Needs
+from tuner.machine.turns import ALL, HALF, LITTLE, SOME
+
+GPU_BYTES = 80 * 2**30
+TALL = Probe("very many rows", batch=65_537, is_tall=True)
+
+
+def needs_of(row_elements: float, num_rows: int = 1024) -> Needs:
+    return Needs(Extent(num_rows, row_elements, "gpu"), 0.0, GPU_BYTES)
+
+
+def rows_of(rows: int, **fields: object) -> Probe:
+    return replace(Probe(f"{rows} rows", batch=rows), **fields)
+
+
+def test_very_many_rows_wait_for_the_memory_of_those_they_are_asked_at():
+    needs = needs_of(20_000)
+    assert needs.share(TALL) == LITTLE
+    assert needs.share(replace(TALL, is_tall=False)) == ALL
+
+
+@pytest.mark.parametrize("row_elements", [2e4, 1.2e6, 1e7, 1e9])
+def test_very_many_rows_are_no_more_than_there_is_room_for(row_elements):
+    extent = Extent(128, row_elements, "gpu")
+    assert asked_rows(TALL, extent) <= max(extent.few_rows, min(FEWER_ROWS, extent.most_rows))
+    share = needs_of(row_elements, 128).share(TALL)
+    largest = max(extent.few_rows, min(extent.num_rows or 1, extent.most_rows))
+    assert share <= max(SOME, needs_of(row_elements, 128).share(rows_of(largest, calls=2)))
+
+
+def test_what_was_seen_of_small_questions_bounds_larger_ones():
+    needs = needs_of(1e7)
+    small, large = rows_of(8), rows_of(100)
+    assert needs.share(large) == ALL and not needs.is_known(large)
+    taken = needs.taken(small) * GPU_BYTES
+    for _ in range(FEWEST_SEEN):
+        needs.note(small, taken / 8)  # as an eager call takes, of what is estimated
+    assert needs.is_known(large) and needs.share(large) == SOME
+    assert needs.is_large(large)  # one pair of processes still asks it alone
+    for _ in range(FEWEST_SEEN):
+        needs.note(small, taken / 3)
+    assert needs.share(large) == HALF
+    needs.note(small, taken * 2)  # one that took all that was estimated, and more
+    assert needs.share(large) == ALL
+
+
+def test_gradients_are_bounded_by_what_gradients_took_alone():
+    needs = needs_of(1e7)
+    small, large = rows_of(8), rows_of(100)
+    graded = replace(large, gradients="all")
+    for _ in range(FEWEST_SEEN):
+        needs.note(small, 2.0**20)
+    assert needs.share(large) < ALL == needs.share(graded)
+    for _ in range(FEWEST_SEEN):
+        needs.note(replace(small, gradients="all"), 2.0**20)
+    assert needs.share(graded) < ALL
+
+
+def test_no_bound_is_above_what_is_estimated():
+    needs = needs_of(1e6)
+    probes = thorough_probes(3, 1024, row_elements=1e6, has_cuda=True)
+    estimated = {probe.name: needs.share(probe) for probe in probes}
+    for probe in probes:
+        needs.note(probe, 2.0 * GPU_BYTES)
+    assert {probe.name: needs.share(probe) for probe in probes} == estimated
+
+
+def test_of_a_cpu_nothing_is_waited_for():
+    needs = Needs(Extent(1024, 1e9), 1e9, 0.0)
+    needs.note(TALL, 0.0)
+    assert needs.share(rows_of(10**6)) == LITTLE
+    assert needs.num_pairs(2, free_bytes=2.0**40) == 1
+    assert Needs(Extent(1024, 1e3), 1e3, 0.0).num_pairs(2, free_bytes=2.0**40) == 2

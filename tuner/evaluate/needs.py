@@ -1,0 +1,106 @@
+"""What the questions of a check take of a GPU's memory: as estimated, then as was seen.
+
+An estimate holds for any reference: it counts each number that a call makes as if all were held at
+once, in float64. Most references hold a fraction of that, and a tuner that waits for all of a
+GPU's memory waits for every other one. So what two processes took for the largest questions until
+now bounds what larger ones of the same kind take: as many times as much as the estimate grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tuner.check.batches import FEW_ROWS, Extent
+from tuner.check.probe import Probe
+from tuner.evaluate.forecast import asked_rows
+from tuner.machine.gpu_memory import MOST_UNUSED_BYTES
+from tuner.machine.turns import ALL, HALF, LITTLE, SOME
+
+__all__ = ["Needs"]
+
+# Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
+# Of each of the state what a pair of processes was seen to hold: weights of several probes and
+# gradients of several calls, in float64 as well.
+WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
+FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
+SHARE_OF_ONE, LITTLE_OF_ONE = 1 / 5, 1 / 20  # of the memory, beside which others have room
+# A few questions say what larger ones take, and these a fourth more; a pair of processes keeps
+# what it does not use beside that.
+FEWEST_SEEN, SURPLUS, UNUSED_BYTES = 6, 1.25, 2 * MOST_UNUSED_BYTES
+ALIKE = 0.5  # of the largest estimate: what was seen of those is compared
+
+
+@dataclass(slots=True)
+class Needs:
+    """What is known of one reference on one device.
+
+    Attributes:
+        extent: how large the problem is.
+        num_state: numbers of its parameters and buffers.
+        total_bytes: of the GPU; 0 of a CPU, whose memory nobody waits for.
+    """
+
+    extent: Extent
+    num_state: float
+    total_bytes: float
+    # Of questions with gradients, and of those without: what was estimated, what was taken.
+    _seen: dict[bool, list[tuple[float, float]]] = field(
+        default_factory=lambda: {False: [], True: []}
+    )
+
+    def share(self, probe: Probe) -> float:
+        """Return which share of a GPU's memory is waited for before a probe is asked."""
+        taken = self.taken(probe)
+        if taken <= SHARE_OF_ONE:
+            return LITTLE if taken <= LITTLE_OF_ONE else SOME
+        most = min(taken, self._bound(probe))
+        return next(share for share in (SOME, HALF, ALL) if most <= share or share == ALL)
+
+    def is_large(self, probe: Probe) -> bool:
+        """Whether one pair of processes asks a probe alone, as far as is estimated."""
+        return self.taken(probe) > SHARE_OF_ONE
+
+    def is_known(self, probe: Probe) -> bool:
+        """Whether enough was seen to say what a probe takes."""
+        return len(self._seen_of(probe)) >= FEWEST_SEEN
+
+    def taken(self, probe: Probe) -> float:
+        """Return the share of a GPU's memory that a probe is estimated to take."""
+        if not self.total_bytes:
+            return 0.0
+        rows = asked_rows(probe, self.extent)
+        return self._num_bytes(rows, probe.calls) / self.total_bytes
+
+    def note(self, probe: Probe, used_bytes: float) -> None:
+        """Note what a judge and a contender's process took for a probe, at most."""
+        if self.total_bytes and used_bytes:
+            self._seen[bool(probe.gradients)].append(
+                (self.taken(probe), used_bytes / self.total_bytes)
+            )
+
+    def num_pairs(self, most: int, free_bytes: float) -> int:
+        """Return how many pairs of processes, `most` or one, have room while they ask few rows."""
+        rows = self.extent.num_rows
+        if self.total_bytes and not self.extent.is_fixed:
+            rows = min(FEW_ROWS, rows or FEW_ROWS)
+        room = SHARE_OF_ONE * (self.total_bytes or free_bytes)
+        return most if self._num_bytes(rows or 1) <= room else 1
+
+    def _bound(self, probe: Probe) -> float:
+        """Return the share that a probe takes at most by what was seen, 1 where too little was."""
+        if not self.is_known(probe):
+            return ALL
+        seen = self._seen_of(probe)
+        largest = max(estimated for estimated, _ in seen)
+        grown = max(1.0, self.taken(probe) / largest) if largest else 1.0
+        most = max(used for estimated, used in seen if estimated >= ALIKE * largest)
+        return SURPLUS * grown * most + UNUSED_BYTES / self.total_bytes
+
+    def _seen_of(self, probe: Probe) -> list[tuple[float, float]]:
+        with_gradients = self._seen[True]  # which take more than those without
+        return with_gradients if probe.gradients else [*self._seen[False], *with_gradients]
+
+    def _num_bytes(self, rows: int, num_calls: int = 1) -> float:
+        row_bytes = self.extent.row_elements * (WIDE_BYTES + KEPT_BYTES * num_calls)
+        num_bytes = rows * row_bytes + STATE_BYTES * self.num_state
+        return num_bytes + FIXED_BYTES * num_calls * self.extent.fixed_elements
