@@ -24,7 +24,7 @@ from tuner.search.task_index import KnownRun, known_runs, operator_task
 from tuner.search.transfer import MAX_SOURCES, Source
 from tuner.trial import Outcome, Params
 
-__all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from", "warm_starts"]
+__all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from", "starts_of", "warm_starts"]
 
 MAX_FIRST = 3  # configurations of earlier runs that a search tries first
 MAX_RANKS = 50  # claims on a task that are looked at: many have the same configuration
@@ -68,6 +68,12 @@ def earlier_of(planned: Planned, versions: str, runs_dir: Path) -> Earlier:
     match = _Match(planned, versions, known_runs(runs_dir))
     is_module = planned.outline is not None
     return Earlier(tuple(match.suggestions()), tuple(match.names()) if is_module else ())
+
+
+def starts_of(planned: Planned, earlier: Earlier) -> list[Params]:
+    """Return what a search starts from: all that it tries, where a quick one has earlier runs."""
+    same = [found.params for found in earlier.same] if planned.config.effort == "quick" else []
+    return same or list(planned.defaults)
 
 
 def warm_starts(config: RunConfig, family: Family) -> list[Source]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.evaluator import Devices
@@ -39,6 +40,8 @@ class Screened:
 
 class Source:
     """Where a run's devices come from: the one that the run is planned for."""
+
+    compiles_elsewhere: ClassVar[bool] = False
 
     def devices(self, of: Screened) -> Devices:
         """Return what screens the candidates of a run; it is not started yet."""
@@ -84,6 +87,7 @@ class Host(Source):
 class Cluster(Source):
     """The devices of a cluster, those that join later too."""
 
+    compiles_elsewhere: ClassVar[bool] = True
     address: str
     certificate: Path
 

@@ -14,19 +14,19 @@ from dataclasses import replace
 from traceback import format_exception
 
 from tuner.batching import seconds_of
+from tuner.building import builder_of
 from tuner.defaults import check_defaults
-from tuner.earlier import Earlier, sources_from, warm_starts
+from tuner.earlier import Earlier, sources_from, starts_of, warm_starts
 from tuner.environment import SessionRecord
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
-from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.dispatch import QUEUED
 from tuner.fleets import Screened, Source
-from tuner.kernel.builder import BUILD_TIMEOUT_S, Builder
-from tuner.kernel.cache import default_cache_dir, keep
+from tuner.kernel.builder import Builder
+from tuner.kernel.cache import keep
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.host import busy_words, has_many_cores
 from tuner.machine.platforms import is_gpu
@@ -65,7 +65,7 @@ class Session:
 
     `started_s` is when the user began to wait, by `time.monotonic`; `overrides` are new totals
     that hold from this session on. `beside` are further sizes that the exported file is for,
-    `sources` other runs that the search's model starts from.
+    `sources` other runs that the search's model starts from. `builder` is the caller's own.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Session:
         overrides: Mapping[str, Value] | None = None,
         beside: Sequence[Tuned] = (),
         sources: Sequence[WarmStart] = (),
+        builder: Builder | None = None,
     ) -> None:
+        self._builder = builder
         self.beside, self._sources = beside, sources
         self.planned = planned
         self.toolchain = toolchain
@@ -95,9 +97,9 @@ class Session:
         self._source = source or Source()
         self._overrides = overrides or {}
         self._earlier = earlier or Earlier()
-        same = [s.params for s in self._earlier.same] if planned.config.effort == "quick" else []
-        self._is_known = bool(same)  # what a quick run takes instead of a search
-        self.first = list(same or planned.defaults)
+        self.first = starts_of(planned, self._earlier)
+        # What a quick run takes instead of a search.
+        self._is_known = planned.config.effort == "quick" and bool(self._earlier.same)
         self.trials = list(run.trials())
         self.notes: list[str] = []
         self._said: deque[str] = deque()  # of devices, by a thread of theirs
@@ -119,22 +121,11 @@ class Session:
             writer = stack.enter_context(self.run.locked())
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             self._name_set_aside()
-            further = self.planned.family.op.extra_sizes
-            sizes = [{**further, **s} for s in self.planned.screening_sizes]
-            fleet = self._source.builders()
-            elsewhere = None if fleet is None else FleetBuilders(
-                fleet, self.run.path.name, self.toolchain, self.planned.languages,
-                triton_sizes=sizes, timeout_s=BUILD_TIMEOUT_S, on_change=self._tell_of,
-            )  # fmt: skip
-            builder = stack.enter_context(
-                Builder(
-                    self.toolchain,
-                    default_cache_dir(),
-                    num_workers=self.planned.num_workers,
-                    elsewhere=elsewhere,
-                    triton_sizes=sizes,
-                )
-            )
+            builder = self._builder
+            if builder is None:
+                fleet = self._source.builders()
+                how = (fleet, self.run.path.name, self._tell_of)
+                builder = stack.enter_context(builder_of(self.planned, self.toolchain, *how))
             try:
                 if self.verifies:
                     self._verified(stack, writer, builder)
@@ -179,13 +170,15 @@ class Session:
             self.schedule, self._deadline_s, checks_ahead=checks_ahead, beside=self.beside,
         )  # fmt: skip
         stack.callback(verification.rival.close)
+        getting_ready = ThreadPoolExecutor(1)
+        stack.callback(getting_ready.shutdown)
         if self._is_known or is_parallel:  # while the first candidates are compiled
-            getting_ready = ThreadPoolExecutor(1)
-            stack.callback(getting_ready.shutdown, wait=False)
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
         if self._is_known:  # the best until now is likely to stay the best
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
         self._search(writer, builder, verification)
+        if is_parallel:  # what a first report takes is loading what draws it
+            getting_ready.submit(self._report_ahead)
         was_stopped = self.should_stop()
         trials = self.trials
         if not was_stopped and not self._is_late:
@@ -241,6 +234,11 @@ class Session:
         t4 = to_t4(self.run.path.name, self.trials, self.run.environment())
         write_whole(self.run.path / "results.json", t4)
         write_report(self.run)
+
+    def _report_ahead(self) -> None:
+        """Report the search while its best are checked; what goes wrong, the last one says."""
+        with suppress(TunerError):
+            write_report(self.run)
 
     # ---- search --------------------------------------------------------------------------------
 

@@ -14,20 +14,23 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 
+from tuner.building import begin, builder_of
 from tuner.capture.outline import MODULE_FILE
 from tuner.config.run_config import RunConfig, config_of
 from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
-from tuner.earlier import Earlier, earlier_of
+from tuner.earlier import Earlier, earlier_of, starts_of
 from tuner.environment import Environment
 from tuner.errors import InputError, NothingCorrectError, StorageError
 from tuner.evaluate.contender import import_ahead
 from tuner.fleets import Source, source_of
 from tuner.gaining import ROUNDING, measured, worth_searching
+from tuner.kernel.builder import Builder
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
@@ -166,15 +169,38 @@ class _Sessions:
         self, planned: Planned, beside: Sequence[Tuned], started_s: float, *, is_last: bool
     ) -> Run:
         toolchain = planned.find_toolchain()
+        earlier = self._earlier(planned, toolchain)
+        with ExitStack() as stack:
+            builder = None
+            if planned.outline is not None and not self.source.compiles_elsewhere:
+                builder = stack.enter_context(builder_of(planned, toolchain))
+                begin(builder, planned, starts_of(planned, earlier))
+            return self._built(planned, toolchain, builder, earlier, beside, started_s, is_last)
+
+    def _earlier(self, planned: Planned, toolchain: Toolchain) -> Earlier:
+        if planned.outline is None and planned.config.effort != "quick":
+            return Earlier()
+        return earlier_of(
+            planned, versions_of(planned.environment, toolchain.label), self.runs_dir
+        )
+
+    def _built(
+        self,
+        planned: Planned,
+        toolchain: Toolchain,
+        builder: Builder | None,
+        earlier: Earlier,
+        beside: Sequence[Tuned],
+        started_s: float,
+        is_last: bool,
+    ) -> Run:
+        """Tune one size; of a module compilers have begun with what the search starts from."""
         listed = planned.config.listed
         force = self.force or not self.verifies or listed is not None
         module = worth_searching(planned, self.observer, force=force)
-        if module is not None:
+        if module is not None and module.gain.facts:
             planned = planned.knowing(module.gain.facts)
-        earlier = Earlier()
-        if planned.outline is not None or planned.config.effort == "quick":
-            versions = versions_of(planned.environment, toolchain.label)
-            earlier = earlier_of(planned, versions, self.runs_dir)
+            earlier = self._earlier(planned, toolchain)  # of what is feasible now
         overrides = dict(self.overrides)
         if listed is not None:
             overrides["size"] = planned.config.problem.sizes[listed.name]
@@ -191,7 +217,7 @@ class _Sessions:
             planned, toolchain, run, self.observer, self.should_stop, verifies=self.verifies,
             started_s=started_s, earlier=earlier, source=self.source,
             beside=beside if is_last else (),
-            sources=sources_beside(planned, beside, self.runs_dir),
+            sources=sources_beside(planned, beside, self.runs_dir), builder=builder,
         )  # fmt: skip
         try:
             session.work()
