@@ -104,32 +104,37 @@ def product_split_kernel(
     num_rows, num_columns, all_columns, padded_columns, piece_columns, num_pieces,
     batch_stride, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr,
-    IS_ONE_BLOCK: tl.constexpr, LOSES_MEAN: tl.constexpr, MOST_PIECES: tl.constexpr,
+    IS_ONE_BLOCK: tl.constexpr, LOSES_MEAN: tl.constexpr, IS_IN_PIECES: tl.constexpr,
 ):
-    batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, MOST_PIECES > 1)
+    batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, IS_IN_PIECES)
     rows = first_row + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     source += batch.to(tl.int64) * batch_stride
     if IS_EVEN:
         num_rows = num_rows // 16 * 16
+    is_row = rows < num_rows
     if all_columns is not None:
         num_columns = tl.minimum(num_columns, all_columns - batch * num_columns)
-    if MOST_PIECES == 1:
+    if IS_IN_PIECES:
+        # Eight at a time: as many kernels as there are numbers of pieces would take long to compile.
+        largest = tl.zeros([ROWS], dtype=tl.float32)
+        total = tl.zeros([ROWS], dtype=tl.float64)
+        for first_piece in range(0, num_pieces, 8):
+            pieces = first_piece + tl.arange(0, 8)
+            places = (batch * num_pieces + pieces).to(tl.int64)[:, None] * num_rows + rows[None, :]
+            inside = (pieces < num_pieces)[:, None] & is_row[None, :]
+            found = tl.load(ranges + places, mask=inside, other=0.0)
+            largest = tl.maximum(largest, tl.max(found, axis=0))
+            total += tl.sum(tl.load(totals + places, mask=inside, other=0.0), axis=0)
+    else:
         largest, total, values = product_range(
             source, rows, 0, num_columns, num_rows, row_stride, column_stride, COLUMNS
         )
-    else:
-        pieces = tl.arange(0, MOST_PIECES)
-        places = (batch * num_pieces + pieces).to(tl.int64)[:, None] * num_rows + rows[None, :]
-        inside = (pieces < num_pieces)[:, None] & (rows < num_rows)[None, :]
-        largest = tl.max(tl.load(ranges + places, mask=inside, other=0.0), axis=0)
-        total = tl.sum(tl.load(totals + places, mask=inside, other=0.0), axis=0)
     factor, own = product_unit(largest.to(tl.int32, bitcast=True))
     is_fine = (tl.abs(total) < float("inf")) & (largest < float("inf"))
     scaled_total = total * factor.to(tl.float64)
     # What is made of all batches is of one matrix, whose rows are those of one after the other.
     made = batch.to(tl.int64) * num_rows + rows
-    is_row = rows < num_rows
     mean = tl.zeros([ROWS], dtype=tl.float32)
     if LOSES_MEAN:
         # Of few bits: what is exact in float32 without it is exact with it.
@@ -156,12 +161,12 @@ def product_split_kernel(
                 values, mean, factor, high, low, rows, first + columns, num_rows, num_columns,
                 padded_columns,
             )
-    if MOST_PIECES == 1:
-        is_fine = is_fine & (lost * 8 <= num_columns)
-        product_tell(is_fine, is_row, odd)
-    else:
+    if IS_IN_PIECES:
         place = (batch * num_pieces + piece).to(tl.int64) * num_rows + rows
         tl.store(counts + place, lost, mask=is_row)
+    else:
+        is_fine = is_fine & (lost * 8 <= num_columns)
+        product_tell(is_fine, is_row, odd)
     tl.store(unit + made, tl.where(is_fine, own, float("nan")), mask=is_first)
 
 
@@ -244,7 +249,7 @@ def product_split(source, padded_columns, is_x, odd, loses_mean=True, cut=None):
         source, high, low, unit, beside if is_x else None, None if is_x else beside, odd,
         ranges, totals, counts, num_rows, num_columns, all_columns, padded_columns, piece, pieces,
         *strides, IS_ONE_BLOCK=is_one_block, LOSES_MEAN=is_x and loses_mean,
-        MOST_PIECES=triton.next_power_of_2(pieces), **sizes,
+        IS_IN_PIECES=pieces > 1, **sizes,
     )
     if pieces > 1:
         product_units_kernel[(ceil_div(all_rows, 256),)](
