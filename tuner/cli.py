@@ -26,6 +26,7 @@ from tuner.errors import (
     TunerError,
     input_errors,
 )
+from tuner.machine.host import has_many_cores
 from tuner.terminal import (
     INTERRUPTED,
     Interrupted,
@@ -101,6 +102,10 @@ def tune(
     option = "dry-run" if dry_run else next(filter(chosen.get, chosen), "")
     if resume is not None and option:
         raise InputError(f"--{option} goes with --config, not with --resume\n  next: tune --help")
+    if module is not None and has_many_cores():
+        from tuner.evaluate.contender import import_ahead
+
+        import_ahead()  # PyTorch, while this process imports the rest
     from tuner import tuning
     from tuner.config.quantities import absolute_workloads
     from tuner.config.run_config import load_config

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from traceback import format_exception
@@ -86,6 +86,7 @@ class Session:
         builder: Builder | None = None,
     ) -> None:
         self._builder = builder
+        self._ahead: Future[None] | None = None  # a first report
         self.beside, self._sources = beside, sources
         self.planned = planned
         self.toolchain = toolchain
@@ -171,14 +172,14 @@ class Session:
         )  # fmt: skip
         stack.callback(verification.rival.close)
         getting_ready = ThreadPoolExecutor(1)
-        stack.callback(getting_ready.shutdown)
+        stack.callback(getting_ready.shutdown, wait=False)
         if self._is_known or is_parallel:  # while the first candidates are compiled
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
         if self._is_known:  # the best until now is likely to stay the best
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
         self._search(writer, builder, verification)
         if is_parallel:  # what a first report takes is loading what draws it
-            getting_ready.submit(self._report_ahead)
+            self._ahead = getting_ready.submit(self._report_ahead)
         was_stopped = self.should_stop()
         trials = self.trials
         if not was_stopped and not self._is_late:
@@ -195,6 +196,7 @@ class Session:
             raise NothingCorrectError(why_nothing_correct(self.trials, entries))
         writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
         verification.profile(result)
+        getting_ready.submit(verifier.close)  # while the report is written
 
     def _learn(self, **seconds: float) -> None:
         """Correct what the parts of the verification are expected to take."""
@@ -230,6 +232,8 @@ class Session:
         self.observer.on_schedule(self.schedule)
 
     def _report(self) -> None:
+        if self._ahead is not None and not self._ahead.cancel():
+            wait([self._ahead])  # or it would be written over this one
         self.observer.on_stage("writing the report")
         t4 = to_t4(self.run.path.name, self.trials, self.run.environment())
         write_whole(self.run.path / "results.json", t4)
