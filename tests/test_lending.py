@@ -16,6 +16,7 @@ import torch
 from test_problem import FLAGSHIP
 
 from tuner.check import crossing, lending
+from tuner.check.batches import Extent
 from tuner.check.exercise import checksum_of
 from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes
@@ -23,6 +24,7 @@ from tuner.check.traits import Traits
 from tuner.evaluate.again import Query
 from tuner.evaluate.asking import Fewer
 from tuner.evaluate.judging import Judge
+from tuner.evaluate.needs import Needs
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.pair import Pair
 from tuner.evaluate.producing import Producer
@@ -166,7 +168,7 @@ def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
     producer = Producer("cpu", "float32", about["init_inputs"], file=str(same))
     pair = Pair(
         Here(judge), Here(producer), turns_of("cpu"), Fewer(about["num_rows"]),
-        lambda _: False, most_s=60.0, is_gpu=False,
+        Needs(Extent(about["num_rows"]), 0.0, 0.0), most_s=60.0, is_gpu=False,
     )  # fmt: skip
     modes, traits = (
         from_json(kind, json.dumps(about[name]))
