@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,20 +14,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_half_products import MODULES, made_of
+from test_half_products import MODULES, TEXT, made_of
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.config.run_config import load_config
+from tuner.evaluate.job_spec import asked, new_worker
+from tuner.evaluate.modules import imported
 from tuner.export.module import export_text
 from tuner.export.several import apart
-from tuner.kernel.binding import bind
+from tuner.kernel.binding import CUDA_CODE, bind
 from tuner.kernel.builder import Builder
 from tuner.kernel.compiler_words import parse_resources
 from tuner.kernel.family import builtin_folder, load_family
 from tuner.kernel.rendering import rendered
 from tuner.kernel.toolchain import Toolchain
+from tuner.kernel.triton_build import REPORT_FILE, AheadBuild
 from tuner.kernel.triton_files import TRITON_CACHE, at_fixed_lines
 from tuner.machine.datasheets import known_device
-from tuner.trial import Candidate, Status
+from tuner.planning import plan
+from tuner.trial import Candidate, Status, from_json, to_json
+from tuner.tuning import derive_operator
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on the PATH")
 needs_triton = pytest.mark.skipif(
@@ -59,11 +66,11 @@ def here_and_on_a_gpu(tiles: list, some: list) -> list:
 
 
 def cuda_code(monkeypatch, folder: Path):
-    """The class of the text, which compiles into `folder`."""
+    """What makes an object of the text's class, and compiles into `folder`."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     names: dict = {}
     exec((builtin_folder() / "_lib" / "triton_cuda.py").read_text(), names)
-    return names["CudaCode"]
+    return lambda text, flags: names["CudaCode"](text, flags).load()
 
 
 @needs_nvcc
@@ -79,6 +86,59 @@ def test_equal_texts_are_compiled_once_also_at_the_same_time(monkeypatch, tmp_pa
     assert other.key != again.key and other.path != path
     assert len(list((tmp_path / "cache").glob("*.so"))) == 2
     assert not [place for place in (tmp_path / "cache").iterdir() if place.is_dir()]
+
+
+@needs_nvcc
+def test_a_text_is_compiled_for_its_first_call_or_as_a_file_of_ours_is_imported_ahead(
+    monkeypatch, tmp_path
+):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    own = (builtin_folder() / "_lib" / "triton_cuda.py").read_text()
+    file = tmp_path / "file.py"
+    file.write_text(f"{own}\n\ncuda_code = CudaCode({ANSWER!r}, {FLAGS!r})\n")
+    module = imported(file)
+    assert not cache.exists()
+    with new_worker("cpu", name="compile", is_ours=True) as worker:
+        asked(worker, "import_file", {"file": str(file)})
+    (made,) = cache.glob("*.so")
+    assert module.cuda_code.load().path == str(made)
+
+
+@needs_nvcc
+@needs_triton
+def test_calls_that_are_compiled_side_by_side_are_reported_as_one_after_the_other(
+    tmp_path, monkeypatch
+):
+    """In processes of their own, since compiling ahead changes one for good."""
+    init, forward, shape = MODULES["chain"]
+    (tmp_path / "chain.py").write_text(TEXT.format(init=init, forward=forward, shape=shape))
+    config = load_config(derive_operator(tmp_path / "chain.py").config, {"device": "cuda"})
+    planned = plan(config, may_assume=True)
+    (params,) = (p for p in planned.defaults if p["template"] == WGMMA_TEMPLATE)
+    candidate = planned.family.render(params, planned.facts)
+    (tmp_path / "source.py").write_text(candidate.source)
+    (tmp_path / "plan.json").write_text(to_json(candidate.plan))
+    found = []
+    for is_apart in (True, False):
+        folder = tmp_path / str(is_apart)
+        folder.mkdir()
+        further = planned.family.op.extra_sizes
+        sizes = json.dumps([{**further, **its} for its in planned.screening_sizes])
+        arguments = ["source.py", "plan.json", str(folder), "--arch", "90", "--sizes", sizes]
+        text = (
+            "import sys; from tuner.kernel import triton_build as build; "
+            f"build.has_many_cores = lambda: {is_apart}; sys.exit(build.main({arguments!r}))"
+        )
+        env = {**os.environ, TRITON_CACHE: str(folder / "triton")}
+        command = [sys.executable, "-c", text]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
+        found.append(from_json(AheadBuild, (folder / REPORT_FILE).read_text()))
+    apart, in_turn = found
+    assert len(candidate.plan.calls) > 1 and not apart.error and not apart.note
+    assert apart.binary_key == in_turn.binary_key != ""
+    assert {*apart.kernels} == {*in_turn.kernels} and {*apart.folders} == {*in_turn.folders}
+    assert any("product_of_halves_kernel" in kernel.name for kernel in apart.kernels)
 
 
 @needs_nvcc
@@ -191,6 +251,8 @@ from tuner.evaluate.modules import imported
 
 found = {}
 for name, value in vars(imported(Path(sys.argv[1]))).items():
+    if type(value).__name__.startswith("CudaCode"):
+        value.load()  # as its first call does
     kernel = vars(value)["kernel"] if type(value).__name__.startswith("launched") else value
     if type(kernel).__name__ == "JITFunction":
         found[name] = kernel.cache_key
@@ -234,4 +296,5 @@ def test_an_exported_file_compiles_nothing_that_a_search_has_compiled(tmp_path, 
     searched = bind(candidate.plan, "triton", Path(built.artefact)).globals
     own = {n: vars(v).get("kernel") or v for n, v in searched.items() if n in keys[0]}
     assert {n: kernel.cache_key for n, kernel in own.items()} == keys[0]
+    searched[CUDA_CODE].load()
     assert {*(tmp_path / "triton").glob("cuda-*.so")} == made

@@ -8,29 +8,34 @@ import tempfile
 
 
 class CudaCode:
-    # CUDA C++ beside Triton's kernels: compiled by nvcc when it is made, once for each content,
+    # CUDA C++ beside Triton's kernels: compiled by nvcc for the first call, once for each content,
     # into the folder that Triton caches in. Its functions are called by name, with tensors,
     # whole numbers and None; they get the current stream last, and return a message or nothing.
 
     def __init__(self, text, flags):
-        nvcc = self.compiler()
-        told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True)
+        self.text, self.flags, self.nvcc = text, flags, self.compiler()
+        self.key = hashlib.sha256("\0".join([text, *flags]).encode()).hexdigest()[:32]
+        self.library = None
+        self.functions = {}  # by name, with what each takes
+
+    def load(self):
+        told = subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, check=True)
         host = os.environ.get("CXX")
-        command = [nvcc, *flags, *(["-ccbin", host] if host else [])]
-        content = "\0".join([text, *command, told.stdout])
-        self.key = hashlib.sha256(content.encode()).hexdigest()[:32]
+        command = [self.nvcc, *self.flags, *(["-ccbin", host] if host else [])]
+        content = "\0".join([self.text, *command, told.stdout])
         home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
         folder = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
         os.makedirs(folder, exist_ok=True)
-        self.path = os.path.join(folder, f"cuda-{self.key}.so")
-        with open(os.path.join(folder, f"cuda-{self.key}.lock"), "w") as lock:
+        name = f"cuda-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
+        self.path = os.path.join(folder, f"{name}.so")
+        with open(os.path.join(folder, f"{name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # others that want the same wait, and find it
             if not os.path.exists(self.path):
-                self.compile(command, text, folder)
+                self.compile(command, folder)
         with open(self.path + ".log") as log:
             self.log = log.read()
         self.library = ctypes.CDLL(self.path)
-        self.functions = {}  # by name, with what each takes
+        return self
 
     @staticmethod
     def compiler():
@@ -42,11 +47,14 @@ class CudaCode:
             raise RuntimeError("nvcc not found: set CUDA_HOME to a CUDA toolkit")
         return found
 
-    def compile(self, command, text, folder):
+    def compile(self, command, folder):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             with open(os.path.join(scratch, "beside.cu"), "w") as source:
-                source.write(text)
+                source.write(self.text)
             more = ["-Xcompiler", "-fPIC", "-Xptxas", "-v", "-shared", "-o", "made.so", "beside.cu"]
+            known = subprocess.run([self.nvcc, "--help"], capture_output=True, text=True)
+            if "--split-compile" in known.stdout:  # several kernels at a time: the same code
+                more.insert(0, "--split-compile=4")
             done = subprocess.run([*command, *more], cwd=scratch, capture_output=True, text=True)
             log = done.stdout + done.stderr
             if done.returncode != 0:
@@ -61,6 +69,8 @@ class CudaCode:
         import triton  # which a machine that only compiles may lack
 
         self.driver = triton.runtime.driver
+        if self.library is None:
+            self.load()
         function = getattr(self.library, name)
         function.restype = ctypes.c_char_p
         function.argtypes = [

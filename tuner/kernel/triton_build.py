@@ -4,7 +4,7 @@
 
 Triton compiles a kernel when it is first called. Here the candidate's plan is called with
 tensors that have a shape and no memory, under a driver that only names the target, and every
-launch stops after its compilation. CUDA C++ that the text holds is compiled as it is loaded, and
+launch stops after its compilation. CUDA C++ that the text holds is compiled beside that, and
 its launches are noted alone. Triton's cache folder then holds what a worker, which uses
 the same folder, finds there instead of compiling. So builders compile in parallel, and the one
 process that owns the device only loads.
@@ -31,13 +31,16 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import ToolchainError, TunerError
 from tuner.kernel.binding import AT_ONCE, CUDA_CODE, bind
 from tuner.kernel.compiler_words import hash_code, parse_resources
+from tuner.machine.forks import called_in_forks
 from tuner.machine.forkserver import die_with
+from tuner.machine.host import has_many_cores
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
 
@@ -76,6 +79,17 @@ class AheadBuild:
     folders: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What compiling a part of a candidate found; `launches` are described, in order."""
+
+    error: str = ""
+    note: str = ""
+    kernels: Mapping[str, KernelResources] = field(default_factory=dict)
+    folders: frozenset[str] = frozenset()
+    launches: tuple[str, ...] = ()
+
+
 class _NotCompiledError(Exception):
     """A kernel of the candidate does not compile, or needs more than the device has."""
 
@@ -109,6 +123,22 @@ class _Recorder:
     folders: set[str] = field(default_factory=set)  # of Triton's cache, by name
     launches: list[str] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)  # kept, so that no address is used twice
+
+    def build(self, plan: Plan, call: Any, sizes: Sequence[Mapping[str, int]]) -> _Part:
+        """Compile every kernel that one call launches, at each of `sizes`."""
+        error = note = ""
+        self.launches, self.tensors = [], []
+        try:
+            for shape in sizes:
+                call(*_stand_ins(plan, shape))
+        except _NotCompiledError as failure:
+            error = str(failure)
+        except Exception as failure:  # the candidate's own host code: any exception
+            traceback.print_exc(file=sys.stderr)
+            note = f"left to the worker: {_last_line(failure)}"
+        return _Part(
+            error, note, dict(self.kernels), frozenset(self.folders), tuple(self.launches)
+        )
 
     def compile(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         log = io.StringIO()
@@ -157,8 +187,7 @@ class _Recorder:
         self.kernels[kernel.hash] = resources
 
     def beside(self, code: Any) -> Any:
-        """Return what stands in for CUDA C++ beside the kernels, which is compiled: no launch."""
-        self.kernels |= {k.name: k for k in parse_resources(code.log, shutil.which("c++filt"))}
+        """Return what stands in for CUDA C++ beside the kernels, and launches nothing."""
 
         def launch(name: str, *arguments: Any) -> None:
             given = [self._described(value) for value in arguments]
@@ -231,28 +260,37 @@ def build_ahead(
     if importlib.util.find_spec("triton") is None:
         raise ToolchainError("Triton is not installed\n  next: pip install triton")
     recorder = _intercept(arch)
-    error = note = ""
     try:
         call = bind(plan, "triton", source)
     except Exception as failure:
         traceback.print_exc(file=sys.stderr)
-        error = _last_line(failure)
-    else:
-        call.globals[AT_ONCE] = False
-        if CUDA_CODE in call.globals:
-            call.globals[CUDA_CODE] = recorder.beside(call.globals[CUDA_CODE])
-        try:
-            for shape in sizes:
-                for one, made in zip(plan.calls, call.calls, strict=True):
-                    made(*_stand_ins(one, shape))
-        except _NotCompiledError as failure:
-            error = str(failure)
-        except Exception as failure:  # the candidate's own host code: any exception
-            traceback.print_exc(file=sys.stderr)
-            note = f"left to the worker: {_last_line(failure)}"
-    key = "" if error or note else _digest(recorder.launches)
-    folders = tuple(sorted(recorder.folders))
-    return AheadBuild(error, note, tuple(recorder.kernels.values()), key, folders)
+        return AheadBuild(_last_line(failure))
+    call.globals[AT_ONCE] = False
+    calls = [*zip(plan.calls, call.calls, strict=True)]
+    builds = [partial(recorder.build, *each, sizes) for each in calls]
+    if CUDA_CODE in call.globals:
+        code = call.globals[CUDA_CODE]
+        call.globals[CUDA_CODE] = recorder.beside(code)
+        builds.insert(0, partial(_built_by_nvcc, code))
+    # A forward and its backward have a large kernel each, and to compile one takes seconds.
+    is_apart = len(builds) > 1 and has_many_cores()
+    parts = called_in_forks(builds) if is_apart else [build() for build in builds]
+    error = next((part.error for part in parts if part.error), "")
+    note = next((part.note for part in parts if part.note), "")
+    kernels = {hash_: found for part in parts for hash_, found in part.kernels.items()}
+    folders = tuple(sorted({name for part in parts for name in part.folders}))
+    key = "" if error or note else _digest([word for part in parts for word in part.launches])
+    return AheadBuild(error, note, tuple(kernels.values()), key, folders)
+
+
+def _built_by_nvcc(code: Any) -> _Part:
+    """Compile the CUDA C++ that a text holds beside its kernels."""
+    try:
+        found = parse_resources(code.load().log, shutil.which("c++filt"))
+    except Exception as failure:
+        traceback.print_exc(file=sys.stderr)
+        return _Part(error=_last_line(failure))
+    return _Part(kernels={kernel.name: kernel for kernel in found})
 
 
 def _intercept(arch: int) -> _Recorder:
