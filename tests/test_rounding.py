@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_any_module import derive
 
-from tuner.building import begin, builder_of
 from tuner.capture.convolutions import ROUNDED_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.evaluate.contender import QUIET
@@ -19,7 +18,6 @@ from tuner.planning import plan
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.space.constraints import Constraint
 from tuner.space.expression import Expression
-from tuner.trial import Status
 
 CONVOLVES = """
 import torch, torch.nn as nn
@@ -150,28 +148,6 @@ def test_what_is_compiled_before_that_is_known_is_what_the_search_starts_from(pl
 
     assert keys(planned.knowing({GIVEN: True, LAST: True})) == keys(planned)
     assert keys(planned.knowing({GIVEN: False, LAST: False})) < keys(planned)
-
-
-@pytest.mark.gpu
-def test_compilers_begin_while_pytorch_is_timed_and_make_nothing_twice(planned):
-    toolchain = planned.find_toolchain()
-    with builder_of(planned, toolchain) as builder:
-        begin(builder, planned, planned.defaults)
-        assert len(builder._futures) == len(planned.defaults)
-        known = planned.knowing({GIVEN: True, LAST: True})
-        builds = [
-            builder.submit(known.family.render(params, known.facts)) for params in known.defaults
-        ]
-        assert len(builder._futures) == len(planned.defaults)
-        assert all(build.result().status == Status.CORRECT for build in builds)
-
-
-def test_on_a_cpu_that_is_timed_nothing_is_compiled_meanwhile(tmp_path):
-    _, made = derive(tmp_path, "convolves", CONVOLVES)
-    planned = plan(load_config(made.config, {"device": "cpu"}))
-    with builder_of(planned, planned.find_toolchain()) as builder:
-        begin(builder, planned, planned.defaults)
-        assert builder.pending == 0 and not builder._futures
 
 
 def test_who_asks_for_such_templates_alone_gets_them(planned):

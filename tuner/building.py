@@ -12,9 +12,13 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.planning import Planned
-from tuner.trial import Params
+from tuner.problem.reference import ROWS
+from tuner.trial import Params, Trial
 
-__all__ = ["begin", "builder_of"]
+__all__ = ["FewerRows", "begin", "builder_of"]
+
+NUM_HALVINGS = 6  # of a batch: few kernels win at a hundredth of the rows
+BESIDE = 2  # compilers for that
 
 
 def builder_of(
@@ -57,3 +61,32 @@ def begin(builder: Builder, planned: Planned, starts: Sequence[Params]) -> None:
     if is_gpu(planned.device.kind) and has_many_cores():
         for params in starts:
             builder.submit(planned.family.render(params, planned.facts))
+
+
+class FewerRows:
+    """What compiles kernels for fewer rows than a problem has; nothing without cores for it.
+
+    A file is timed there while it has the GPU alone, where others wait for what is compiled.
+    """
+
+    def __init__(self, planned: Planned, toolchain: Toolchain) -> None:
+        rows = planned.sizes.get(ROWS, 1)
+        fewer = [rows >> n for n in range(1, 1 + NUM_HALVINGS) if rows >> n]
+        sizes = [{**planned.family.op.extra_sizes, **planned.sizes, ROWS: n} for n in fewer]
+        self._planned, self._builder = planned, None
+        if planned.outline and fewer and is_gpu(planned.device.kind) and has_many_cores():
+            self._builder = Builder(
+                toolchain, default_cache_dir(), num_workers=BESIDE, triton_sizes=sizes
+            )
+
+    def begin(self, trials: Sequence[Trial]) -> None:
+        """Begin to compile what these trials' files need; does not wait."""
+        if self._builder is not None:
+            family, facts = self._planned.family, self._planned.facts
+            for trial in trials:
+                self._builder.submit(family.render(trial.params, facts))
+
+    def close(self) -> None:
+        """End what compiles."""
+        if self._builder is not None:
+            self._builder.close()

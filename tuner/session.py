@@ -14,7 +14,7 @@ from dataclasses import replace
 from traceback import format_exception
 
 from tuner.batching import seconds_of
-from tuner.building import builder_of
+from tuner.building import FewerRows, builder_of
 from tuner.defaults import check_defaults
 from tuner.earlier import Earlier, sources_from, starts_of, warm_starts
 from tuner.environment import SessionRecord
@@ -177,7 +177,10 @@ class Session:
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
         if self._is_known:  # the best until now is likely to stay the best
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
+        self._fewer_rows = FewerRows(planned, self.toolchain)
+        stack.callback(self._fewer_rows.close)
         self._search(writer, builder, verification)
+        self._fewer_rows.begin(ranked_trials(self.trials)[: self.asked.num_finalists])
         if is_parallel:  # what a first report takes is loading what draws it
             self._ahead = getting_ready.submit(self._report_ahead)
         was_stopped = self.should_stop()
@@ -389,6 +392,7 @@ class Session:
                     : min(num_files, self.schedule.num_finalists)
                 ]:
                     verification.compile_ahead(trial)
+                    self._fewer_rows.begin([trial])
 
     def _keep(self, candidate: Candidate, build: Build) -> None:
         keep(self.run.path / "candidates" / candidate.key, candidate, build)
