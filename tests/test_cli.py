@@ -590,3 +590,22 @@ def test_each_session_records_the_baseline_of_its_own(tmp_path):
     assert (one.from_trial, other.from_trial) == (0, 2)
     assert first.sessions == (one,) and one.baseline_us == first.baseline_us
     assert other.baseline_us == environment.baseline_us
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["none.py"], 2)])
+def test_the_command_ends_at_once_and_whole(words, code, tmp_path):
+    """Whatever threads go on; what was to be done at the end is done, and all that was said."""
+    text = (
+        "import atexit, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(300.0,)).start()\n"
+        f"atexit.register(lambda: open({str(tmp_path / 'ended')!r}, 'w').write('yes'))\n"
+        f"sys.argv[:] = ['tune', *{words!r}]\n"
+        "from tuner.cli import run\n"
+        "run()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120.0
+    )
+    assert done.returncode == code
+    assert (tmp_path / "ended").read_text() == "yes"
+    assert "Usage" in done.stdout if code == 0 else "none.py" in done.stderr

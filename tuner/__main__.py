@@ -1,5 +1,5 @@
 """`python -m tuner` is `tune`."""
 
-from tuner.cli import main
+from tuner.cli import run
 
-main()
+run()

@@ -9,10 +9,12 @@ the exit code is 130 all the same. The second ends at once; `tune --resume` goes
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +48,7 @@ from tuner.terminal import (
     watching,
 )
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 app = typer.Typer(
     name="tune",
@@ -335,3 +337,23 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(INTERRUPTED)
+
+
+def run() -> None:
+    """Be the command `tune`: as `main`, but end at once when all is said and closed.
+
+    Python's own end takes PyTorch apart object by object, for half a second and more, and waits
+    for threads that wait for processes which die with this one.
+    """
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    if not (code is None or isinstance(code, int)):
+        sys.exit(str(code))
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # of a pipe that nobody reads
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code or 0)

@@ -27,7 +27,7 @@ from tuner.evaluate.contender import QUIET, import_ahead
 from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import load_family
-from tuner.machine.host import cache_folder, has_many_cores
+from tuner.machine.host import has_many_cores, modules_folder
 from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
@@ -80,7 +80,7 @@ def derive_operator(
     with input_errors(f"{path}: batch"):
         most_rows = None if batch is None else max(parse_rows(batch))
     observer = observer or Observer()
-    folder = cache_folder() / "modules"
+    folder = modules_folder()
     observer.on_stage(f"capturing the forward of {path}")
     if has_many_cores():  # on few, what a file that is refused never needs takes time from others
         import_ahead()

@@ -39,6 +39,7 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
+from tuner.machine.host import modules_folder
 from tuner.machine.platforms import is_gpu
 from tuner.machine.turns import ALL, LITTLE
 from tuner.problem.reference import ROWS
@@ -215,7 +216,9 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     values_were = {(p, was): now for p, head in heads for was, now in head.values_were.items()}
     warnings = unknown_values(config, lists, values_were)
     defaults = _nearest_defaults(space, family, facts)
-    warnings += _checked_texts(defaults, family, facts)
+    # What we have written ourselves is as it says; to look takes half a second.
+    if not family.model_file.is_relative_to(modules_folder()):
+        warnings += _checked_texts(defaults, family, facts)
     return Planned(
         config, family, device, is_assumed, sizes, facts, machine, space, defaults, reference,
         screening, warnings, _outline(config, family), num_rows, constraints,

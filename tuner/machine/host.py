@@ -31,6 +31,7 @@ __all__ = [
     "find_host_compiler",
     "has_many_cores",
     "instruction_sets",
+    "modules_folder",
     "usable_cores",
     "usable_memory_bytes",
 ]
@@ -163,6 +164,11 @@ def cache_folder() -> Path:
     """Return where a user's tuners keep what can be made again: $XDG_CACHE_HOME/tuner."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "tuner"
+
+
+def modules_folder() -> Path:
+    """Return where operators stand that were derived from a user's modules."""
+    return cache_folder() / "modules"
 
 
 def has_many_cores() -> bool:
