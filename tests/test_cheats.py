@@ -290,6 +290,23 @@ def test_a_file_that_one_of_its_processes_cannot_load_is_not_asked(tmp_path):
     assert not check.is_accepted and check.reason == "importing it: RuntimeError: not here"
 
 
+def test_processes_that_were_opened_before_are_those_that_answer(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEW_PROBES", "1")
+    file = tmp_path / "says_where.py"
+    honest = (CHEATS / "holds_the_reference.py").read_text()
+    file.write_text(f"import os\nopen(f'{tmp_path}/{{os.getpid()}}.pid', 'w').close()\n{honest}")
+    contender = Contender.of_file(file, is_deterministic=True)
+    asked = []
+    with Verifier(task_of(tmp_path), seed=SEED, num_pairs=2) as verifier:
+        verifier.opened.open_sets(verifier._spec, 2, 1)
+        opened = {worker.pid for worker in verifier.opened._opening[0].result()[1]}
+        for _ in range(2):
+            assert verifier.check(contender).is_accepted
+            asked.append({int(path.stem) for path in tmp_path.glob("*.pid")})
+    assert asked[0] == opened and len(opened) == 2
+    assert len(asked[1]) == 4, "the second check started its own"
+
+
 def test_a_check_that_needs_much_memory_ends_no_judge_of_another(tmp_path, monkeypatch):
     monkeypatch.setenv("FEW_PROBES", "1")
     honest = CHEATS / "holds_the_reference.py"

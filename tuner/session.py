@@ -181,7 +181,9 @@ class Session:
         stack.callback(self._fewer_rows.close)
         self._search(writer, builder, verification)
         self._fewer_rows.begin(ranked_trials(self.trials)[: self.asked.num_finalists])
-        if is_parallel:  # what a first report takes is loading what draws it
+        if is_parallel:
+            verifier.open_ahead()
+            # What a first report takes is loading what draws it.
             self._ahead = getting_ready.submit(self._report_ahead)
         was_stopped = self.should_stop()
         trials = self.trials

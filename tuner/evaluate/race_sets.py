@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from threading import Lock
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
-from tuner.errors import TunerError, WorkerError
+from tuner.errors import WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, loaded, started
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, explained
+from tuner.evaluate.opened import Opened
 from tuner.evaluate.worker import JobFailed, Reply, Worker
-from tuner.machine.turns import turns_of
 from tuner.problem.timed_data import GIVEN
 
 __all__ = ["RaceSets", "Ready", "raise_if"]
 
 NONE: Mapping[str, list[Worker]] = MappingProxyType({})
-MOST_OPENED = 8  # processes of sets that nobody races yet
 
 
-class Ready:
+class Ready(Opened):
     """Processes of a race that were started before it; sets take them out.
 
     Attributes:
@@ -33,61 +30,8 @@ class Ready:
     """
 
     def __init__(self, loaded: Mapping[str, list[Worker]] = NONE) -> None:
+        super().__init__("baseline")
         self.loaded = dict(loaded)
-        self._pool = ThreadPoolExecutor(1)
-        self._opening: deque[Future[tuple[ExitStack, list[Worker]]]] = deque()
-        self._lock, self._has_begun = Lock(), False
-
-    def open_sets(self, spec: JobSpec, num_files: int, num_sets: int) -> None:
-        """Begin to start sets of so many files, which open a GPU; once, and does not wait.
-
-        They have loaded nothing. Beside other tuners none is: each holds half a gigabyte.
-        """
-
-        def opened() -> tuple[ExitStack, list[Worker]]:
-            with ExitStack() as stack:
-                files = [Contender("opened", {})] * num_files
-                racers = started(stack, spec, files, "baseline")
-                return stack.pop_all(), racers
-
-        with self._lock:
-            if self._has_begun:
-                return
-            self._has_begun = True
-            if turns_of(spec.device).has_others:
-                return
-            for _ in range(min(num_sets, max(1, MOST_OPENED // (num_files + 1)))):
-                self._opening.append(self._pool.submit(opened))
-
-    def opened(self, stack: ExitStack, contenders: Sequence[Contender]) -> list[Worker]:
-        """Return an opened set of these, whose end `stack` becomes; nothing where there is none.
-
-        A process that fails to open is found by who starts it.
-        """
-        are_files = all(c.load.keys() == {"file"} and not c.env for c in contenders)
-        while are_files and contenders and (opening := self._taken()):
-            with suppress(TunerError):
-                own, racers = opening.result()
-                stack.enter_context(own)
-                if len(racers) > len(contenders):
-                    for racer, contender in zip(racers[1:], contenders, strict=False):
-                        racer.name = contender.name
-                    return racers[: 1 + len(contenders)]
-        return []
-
-    def close(self) -> None:
-        """End those that no race took; none is opened any more."""
-        with self._lock:
-            self._has_begun = True
-        with ExitStack() as stack:
-            while opening := self._taken():
-                with suppress(TunerError):
-                    stack.enter_context(opening.result()[0])
-        self._pool.shutdown()
-
-    def _taken(self) -> Future[tuple[ExitStack, list[Worker]]] | None:
-        with self._lock:
-            return self._opening.popleft() if self._opening else None
 
 
 class RaceSets:

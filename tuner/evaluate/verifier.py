@@ -38,6 +38,7 @@ from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited,
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
 from tuner.evaluate.needs import Needs
+from tuner.evaluate.opened import Opened
 from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.worker import Reply, Worker
 from tuner.machine.host import has_many_cores
@@ -73,6 +74,7 @@ class Verifier:
 
     Attributes:
         seconds: what the last whole check took, 0 before there was one.
+        opened: processes for a contender that is not known yet.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Verifier:
             new_worker(spec.device, name="judge", env=QUIET, is_ours=True)
             for _ in range(num_pairs)
         ]
+        self.opened = Opened(env=QUIET)
         self._about: dict[str, Any] = {}
         self._needs = Needs(Extent(None), 0.0, 0.0)  # until a judge has measured them
         self._lock = threading.Lock()  # several contenders may be checked at a time
@@ -111,6 +114,7 @@ class Verifier:
 
     def close(self) -> None:
         """End the judges side by side: one that holds much of a GPU's memory takes seconds."""
+        self.opened.close()
         with ThreadPoolExecutor(len(self._judges)) as pool:
             list(pool.map(Worker.close, self._judges))
 
@@ -121,6 +125,11 @@ class Verifier:
                 if self._is_gpu and judge.is_alive and not self._turns.num_checks:
                     with suppress(TunerError):  # the next check starts another one
                         asked(judge, "free", {})
+
+    def open_ahead(self) -> None:
+        """Begin to start the processes of a check, where nobody else uses the GPU; no wait."""
+        if self._is_gpu:
+            self.opened.open_sets(self._spec, len(self._judges), 1)
 
     def prepare(self, num_judges: int = PAIRS) -> None:
         """Start so many judges, unless they are there: they load the reference.
@@ -215,7 +224,8 @@ class Verifier:
 
         with ThreadPoolExecutor(1 + most) as pool:  # all of them get ready side by side
             ready = pool.submit(self.prepare, 1)
-            producers = started(stack, self._spec, [contender] * most, env=QUIET)
+            producers = self.opened.opened(stack, [contender] * most)
+            producers = producers or started(stack, self._spec, [contender] * most, env=QUIET)
             ready.result()
             most = min(most, self._num_pairs())
             ready = pool.submit(self.prepare, most)
