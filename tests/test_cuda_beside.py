@@ -18,8 +18,6 @@ from test_half_products import MODULES, TEXT, made_of
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
-from tuner.evaluate.job_spec import asked, new_worker
-from tuner.evaluate.modules import imported
 from tuner.export.module import export_text
 from tuner.export.several import apart
 from tuner.kernel.binding import CUDA_CODE, bind
@@ -89,20 +87,15 @@ def test_equal_texts_are_compiled_once_also_at_the_same_time(monkeypatch, tmp_pa
 
 
 @needs_nvcc
-def test_a_text_is_compiled_for_its_first_call_or_as_a_file_of_ours_is_imported_ahead(
-    monkeypatch, tmp_path
-):
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    own = (builtin_folder() / "_lib" / "triton_cuda.py").read_text()
-    file = tmp_path / "file.py"
-    file.write_text(f"{own}\n\ncuda_code = CudaCode({ANSWER!r}, {FLAGS!r})\n")
-    module = imported(file)
-    assert not cache.exists()
-    with new_worker("cpu", name="compile", is_ours=True) as worker:
-        asked(worker, "import_file", {"file": str(file)})
-    (made,) = cache.glob("*.so")
-    assert module.cuda_code.load().path == str(made)
+def test_a_text_is_compiled_when_that_is_asked_for_or_for_its_first_call(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    names: dict = {}
+    exec((builtin_folder() / "_lib" / "triton_cuda.py").read_text(), names)
+    code = names["CudaCode"](ANSWER, FLAGS)
+    assert not (tmp_path / "cache").exists()
+    code.load()
+    (made,) = (tmp_path / "cache").glob("*.so")
+    assert code.path == str(made) and names["CudaCode"](ANSWER, FLAGS).load().path == code.path
 
 
 @needs_nvcc
@@ -126,12 +119,9 @@ def test_calls_that_are_compiled_side_by_side_are_reported_as_one_after_the_othe
         further = planned.family.op.extra_sizes
         sizes = json.dumps([{**further, **its} for its in planned.screening_sizes])
         arguments = ["source.py", "plan.json", str(folder), "--arch", "90", "--sizes", sizes]
-        text = (
-            "import sys; from tuner.kernel import triton_build as build; "
-            f"build.has_many_cores = lambda: {is_apart}; sys.exit(build.main({arguments!r}))"
-        )
         env = {**os.environ, TRITON_CACHE: str(folder / "triton")}
-        command = [sys.executable, "-c", text]
+        command = [sys.executable, "-m", "tuner.kernel.triton_build", *arguments]
+        command += ["--apart"] if is_apart else []
         subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
         found.append(from_json(AheadBuild, (folder / REPORT_FILE).read_text()))
     apart, in_turn = found

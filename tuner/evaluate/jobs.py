@@ -65,7 +65,6 @@ from tuner.evaluate.producing import Producer
 from tuner.evaluate.screening import Screening
 from tuner.evaluate.timed import WEIGHT_SEED, spoilt_by_cuda_errors
 from tuner.export.several import take_kernel
-from tuner.kernel.binding import CUDA_CLASS
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
 from tuner.machine.limits import limits_of
@@ -206,11 +205,9 @@ class _Child:
         return {"matched": None if matched is None else json.loads(to_json(matched))}, ()
 
     def import_file(self, file: str) -> Answer:
-        """Import one of our own exported files, which compiles it, also what waits for a call."""
+        """Import one of our own exported files, which compiles it."""
         free_build_lock(Path(file))
-        for value in vars(imported(Path(file))).values():
-            if type(value).__name__ == CUDA_CLASS:
-                value.load()
+        imported(Path(file))
         return {}, ()
 
     def load_beside(

@@ -189,11 +189,16 @@ def _header(
 
 def _needs(candidate: Candidate) -> str:
     """Name what the file is compiled with, and when."""
-    if candidate.language == "triton" and f"\n{CUDA_CODE} = " in candidate.source:
+    if _has_cuda(candidate):
         return "Triton (compiled at the first call), nvcc and a C++ compiler (at the first import)"
     if candidate.language == "triton":
         return "Triton (compiled at the first call)"
     return platform_of(candidate.language).needs
+
+
+def _has_cuda(candidate: Candidate) -> bool:
+    """Whether a Triton text holds CUDA C++ as well."""
+    return candidate.language == "triton" and f"\n{CUDA_CODE} = " in candidate.source
 
 
 def escape(text: str) -> str:
@@ -251,8 +256,11 @@ if IS_FIRST_IMPORT:
 def _triton(candidate: Candidate, namespace: str) -> str:
     binding = python_binding(candidate.plan, namespace)
     guarded = "\n".join(f"    {line}".rstrip() for line in binding.splitlines())
+    loads = (
+        f"\n\n\n{CUDA_CODE}.load()  # now, not in the first call" if _has_cuda(candidate) else ""
+    )
     return f'''\
-{candidate.source.strip()}
+{candidate.source.strip()}{loads}
 
 
 {inspect.getsource(at_fixed_lines).rstrip()}

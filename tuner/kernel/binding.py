@@ -27,10 +27,9 @@ from tuner.trial import Language
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AT_ONCE", "CUDA_CLASS", "CUDA_CODE", "BoundOp", "bind", "match_sizes"]
+__all__ = ["AT_ONCE", "CUDA_CODE", "BoundOp", "bind", "match_sizes"]
 
 CUDA_CODE = "cuda_code"  # the global name of a Triton text for the CUDA C++ that it holds
-CUDA_CLASS = "CudaCode"  # of that
 # Of whether launches of one form, after the first, go past Triton's look at their arguments.
 AT_ONCE = "LAUNCHES_AT_ONCE"
 

@@ -60,6 +60,7 @@ __all__ = ["BUILD_TIMEOUT_S", "Builder"]
 
 BUILD_TIMEOUT_S = 120.0  # for one candidate
 FULL_BYTES = 2**20  # with less left than one shared object, a failure says nothing
+CORES_APART = 3  # of each build, where these are so few that its calls are compiled side by side
 MOST_AT_ONCE = 1024  # builds, where other hosts do some: a thread waits for each
 LOOK_EVERY_S = 0.05  # for room elsewhere, while there is none
 
@@ -281,17 +282,20 @@ class Builder:
         return self._finish_native(build, candidate, folder, log), True
 
     def _starter(self, candidate: Candidate, folder: Path) -> Callable[[Path], Compiler]:
-        """Return what starts its compiler, given a folder for temporary files.
-
-        Triton's is a fork of a process that has imported it, ahead of time if sizes are known.
-        """
+        """Return what starts its compiler with a folder for temporary files: of Triton, a fork."""
         if candidate.language != "triton" or not self._triton_sizes:
             command = self.toolchain.command(candidate.language)
             return lambda scratch: spawned(command, folder, self._environment(scratch))
         (folder / PLAN_FILE).write_text(to_json(candidate.plan))
-        arguments = [SOURCE_NAMES["triton"], PLAN_FILE, ".", "--arch"]
-        arguments += [str(self.toolchain.capability), "--sizes", json.dumps(self._triton_sizes)]
-        return lambda scratch: forked(arguments, folder, self._environment(scratch))
+        arguments = [SOURCE_NAMES["triton"], PLAN_FILE, ".", "--sizes"]
+        arguments += [json.dumps(self._triton_sizes), "--arch", str(self.toolchain.capability)]
+
+        def start(scratch: Path) -> Compiler:
+            are_few = (len(self._groups) + 1) * CORES_APART <= self._num_workers
+            more = ["--apart"] * are_few
+            return forked([*arguments, *more], folder, self._environment(scratch))
+
+        return start
 
     def _environment(self, scratch: Path) -> dict[str, str]:
         return {**os.environ, **self.environment, "TMPDIR": str(scratch), "LC_ALL": "C"}

@@ -20,6 +20,7 @@ __all__ = [
     "DISK_FULL",
     "first_error",
     "hash_code",
+    "last_line",
     "matches",
     "parse_resources",
     "shortened",
@@ -152,3 +153,12 @@ def hash_code(elf: bytes) -> str:
 
 
 _SHF_ALLOC, _SHT_NOTE, _SHT_NOBITS = 2, 7, 8  # <elf.h>
+
+
+def last_line(error: BaseException) -> str:
+    """Return the line that says most: ptxas's own error, else the last."""
+    # Triton points at a place with a last line of nothing but a caret.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t^~")]
+    said = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
+    said = said or [line for line in lines[:1] if line.startswith("`ptxas`")]
+    return f"{type(error).__name__}: {(said or lines[-1:])[0]}" if lines else type(error).__name__

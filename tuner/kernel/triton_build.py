@@ -29,7 +29,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,10 +37,9 @@ from typing import Any
 
 from tuner.errors import ToolchainError, TunerError
 from tuner.kernel.binding import AT_ONCE, CUDA_CODE, bind
-from tuner.kernel.compiler_words import hash_code, parse_resources
+from tuner.kernel.compiler_words import hash_code, last_line, parse_resources
 from tuner.machine.forks import called_in_forks
 from tuner.machine.forkserver import die_with
-from tuner.machine.host import has_many_cores
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
 
@@ -135,7 +134,7 @@ class _Recorder:
             error = str(failure)
         except Exception as failure:  # the candidate's own host code: any exception
             traceback.print_exc(file=sys.stderr)
-            note = f"left to the worker: {_last_line(failure)}"
+            note = f"left to the worker: {last_line(failure)}"
         return _Part(
             error, note, dict(self.kernels), frozenset(self.folders), tuple(self.launches)
         )
@@ -148,7 +147,7 @@ class _Recorder:
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             print(log.getvalue(), file=sys.stderr)
-            raise _NotCompiledError(f"{function.__name__}: {_last_line(error)}") from error
+            raise _NotCompiledError(f"{function.__name__}: {last_line(error)}") from error
         print(log.getvalue(), end="", file=sys.stderr)
         if kernel.hash not in self.digests:
             self._note(kernel, log.getvalue())
@@ -240,6 +239,7 @@ def build_ahead(
     *,
     arch: int,
     sizes: Sequence[Mapping[str, int]],
+    is_apart: bool = False,
 ) -> AheadBuild:
     """Compile every kernel that the candidate's calls launch, at each of `sizes`.
 
@@ -253,6 +253,7 @@ def build_ahead(
         sizes: the problem's named sizes, one mapping a shape that will be called; a size that
             is missing is taken as 1024. Triton makes one binary for sizes that are multiples
             of 16 and another for those that are not.
+        is_apart: compile each of a candidate's calls in a fork of its own.
 
     Raises:
         ToolchainError: Triton is not installed.
@@ -264,7 +265,7 @@ def build_ahead(
         call = bind(plan, "triton", source)
     except Exception as failure:
         traceback.print_exc(file=sys.stderr)
-        return AheadBuild(_last_line(failure))
+        return AheadBuild(last_line(failure))
     call.globals[AT_ONCE] = False
     calls = [*zip(plan.calls, call.calls, strict=True)]
     builds = [partial(recorder.build, *each, sizes) for each in calls]
@@ -272,9 +273,16 @@ def build_ahead(
         code = call.globals[CUDA_CODE]
         call.globals[CUDA_CODE] = recorder.beside(code)
         builds.insert(0, partial(_built_by_nvcc, code))
-    # A forward and its backward have a large kernel each, and to compile one takes seconds.
-    is_apart = len(builds) > 1 and has_many_cores()
-    parts = called_in_forks(builds) if is_apart else [build() for build in builds]
+    parts: list[_Part] = []
+    if is_apart and len(builds) > 1:
+        # A forward and its backward have a large kernel each, and to compile one takes seconds.
+        watched = [partial(_watched, build) for build in builds]
+        parts = called_in_forks(watched, is_last=lambda part: bool(part.error))
+    else:
+        for build in builds:
+            parts.append(build())
+            if parts[-1].error:
+                break
     error = next((part.error for part in parts if part.error), "")
     note = next((part.note for part in parts if part.note), "")
     kernels = {hash_: found for part in parts for hash_, found in part.kernels.items()}
@@ -283,13 +291,19 @@ def build_ahead(
     return AheadBuild(error, note, tuple(kernels.values()), key, folders)
 
 
+def _watched(build: Callable[[], _Part]) -> _Part:
+    """Build in a fork, to which no timer of this process came along."""
+    faulthandler.dump_traceback_later(STUCK_S)
+    return build()
+
+
 def _built_by_nvcc(code: Any) -> _Part:
     """Compile the CUDA C++ that a text holds beside its kernels."""
     try:
         found = parse_resources(code.load().log, shutil.which("c++filt"))
     except Exception as failure:
         traceback.print_exc(file=sys.stderr)
-        return _Part(error=_last_line(failure))
+        return _Part(error=last_line(failure))
     return _Part(kernels={kernel.name: kernel for kernel in found})
 
 
@@ -337,15 +351,6 @@ def _compile_launcher(kernel: Any) -> None:
         CudaLauncher(kernel.src, kernel.metadata)
 
 
-def _last_line(error: BaseException) -> str:
-    """Return the line that says most: ptxas's own error, else the last."""
-    # Triton points at a place with a last line of nothing but a caret.
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t^~")]
-    said = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
-    said = said or [line for line in lines[:1] if line.startswith("`ptxas`")]
-    return f"{type(error).__name__}: {(said or lines[-1:])[0]}" if lines else type(error).__name__
-
-
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -360,11 +365,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--sizes", type=json.loads, default={}, help="JSON: an object of named sizes, or a list"
     )
+    parser.add_argument("--apart", action="store_true", help="compile calls side by side")
     asked = parser.parse_args(arguments)
     try:
         plan = from_json(Plan, asked.plan.read_bytes())
         sizes = asked.sizes if isinstance(asked.sizes, list) else [asked.sizes]
-        report = build_ahead(asked.source, plan, arch=asked.arch, sizes=sizes)
+        how = {"arch": asked.arch, "sizes": sizes, "is_apart": asked.apart}
+        report = build_ahead(asked.source, plan, **how)
     except TunerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

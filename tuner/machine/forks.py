@@ -3,35 +3,102 @@
 from __future__ import annotations
 
 import os
+import pickle
+import signal
+import sys
+import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from tuner.machine.forkserver import die_with
 
 __all__ = ["called_in_forks"]
 
 T = TypeVar("T")
-_calls: Sequence[Callable[[], Any]] = ()  # what forks of this process find, one each
 
 
-def called_in_forks(calls: Sequence[Callable[[], T]]) -> list[T]:
+class _Fork(NamedTuple):
+    pid: int
+    answer: int  # the descriptor of a pipe
+
+
+def called_in_forks(
+    calls: Sequence[Callable[[], T]], is_last: Callable[[T], bool] = lambda found: False
+) -> list[T]:
     """Return what functions without arguments return, in their order.
 
-    This process must have no other thread. Where a fork ends without an answer it aborts as well:
-    who started it sees the same as of that one.
+    This process must have no other thread, and forks end with it. Where no more of them can be
+    had, a function is called here.
+
+    Args:
+        calls: what they return can be pickled.
+        is_last: whether nothing is asked for behind what a function returned.
 
     Raises:
-        Exception: what the first of them raises that does.
+        ChildProcessError: a function raised, or ended its fork. Where that was killed, so is this
+            process, by the same signal.
     """
-    global _calls
-    _calls = calls
+    forks = [_forked(call) for call in calls]
+    found: list[T] = []
     try:
-        with ProcessPoolExecutor(len(calls), get_context("fork")) as pool:
-            return [*pool.map(_called, range(len(calls)))]
-    except BrokenProcessPool:
-        os.abort()
+        for call, fork in zip(calls, forks, strict=True):
+            found.append(call() if fork is None else _answer_of(fork))
+            if is_last(found[-1]):
+                break
+    finally:
+        for fork in forks[len(found) :]:
+            _end(fork)
+    return found
 
 
-def _called(place: int) -> Any:
-    return _calls[place]()
+def _forked(call: Callable[[], object]) -> _Fork | None:
+    """Start a fork, if one can be had."""
+    ours, theirs = os.pipe()
+    own_pid = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:  # too many processes, or too little memory for one
+        os.close(ours)
+        os.close(theirs)
+        return None
+    if pid == 0:
+        code = 1
+        try:
+            os.close(ours)
+            die_with(own_pid)
+            with open(theirs, "wb") as answer:
+                pickle.dump(call(), answer)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(theirs)
+    return _Fork(pid, ours)
+
+
+def _answer_of(fork: _Fork) -> Any:
+    with open(fork.answer, "rb", closefd=False) as answer:
+        told = answer.read()
+    _, status = os.waitpid(fork.pid, 0)
+    os.close(fork.answer)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    if code != 0:
+        raise ChildProcessError(f"a fork ended with exit code {code}")
+    return pickle.loads(told)
+
+
+def _end(fork: _Fork | None) -> None:
+    """Kill a fork that nobody has waited for, if there is one."""
+    if fork is None:
+        return
+    try:
+        os.kill(fork.pid, signal.SIGKILL)
+        os.waitpid(fork.pid, 0)
+        os.close(fork.answer)
+    except (ChildProcessError, ProcessLookupError):  # the one that ended without an answer
+        pass
