@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_any_module import derive
 from test_rounding import CONVOLVES, GIVEN, LAST
 
-from tuner.building import NUM_HALVINGS, FewerRows, begin, builder_of
+from tuner.building import NUM_FEWER, FewerRows, begin, builder_of
+from tuner.by_batch import batches_of
 from tuner.config.run_config import load_config
 from tuner.planning import plan
 from tuner.trial import Outcome, Status, Trial
@@ -42,13 +45,14 @@ def test_on_a_cpu_that_is_timed_nothing_is_compiled_meanwhile(tmp_path):
 @pytest.mark.gpu
 def test_what_a_finalist_needs_at_fewer_rows_is_compiled_ahead(tmp_path):
     planned = planned_for(tmp_path, "cuda")
+    planned = replace(planned, sizes={**planned.sizes, "batch": 100})
     fewer = FewerRows(planned, planned.find_toolchain())
     params = planned.defaults[0]
     fewer.begin([Trial(0, str(params["template"]), params, "", Outcome(Status.CORRECT))] * 2)
     assert fewer._builder is not None
     sizes = [its["batch"] for its in fewer._builder._triton_sizes]
-    assert sizes == [planned.sizes["batch"] >> n for n in range(1, 1 + len(sizes))]
-    assert 0 < len(sizes) <= NUM_HALVINGS
+    timed = [number for number in batches_of(100) if number < 100]
+    assert sizes == timed[: -1 - NUM_FEWER : -1] == [64, 32, 16, 8, 4, 2]
     (build,) = fewer._builder._futures.values()
     assert build.result().status == Status.CORRECT and build.result().kernels
     fewer.close()

@@ -43,7 +43,7 @@ def test_very_many_rows_are_no_more_than_there_is_room_for(row_elements):
 
 def test_what_was_seen_of_small_questions_bounds_larger_ones():
     needs = needs_of(1e7)
-    small, large = rows_of(8), rows_of(100)
+    small, large = rows_of(16), rows_of(100)
     assert needs.share(large) == ALL and not needs.is_known(large)
     taken = needs.taken(small) * GPU_BYTES
     for _ in range(FEWEST_SEEN):
@@ -53,13 +53,24 @@ def test_what_was_seen_of_small_questions_bounds_larger_ones():
     for _ in range(FEWEST_SEEN):
         needs.note(small, taken / 3)
     assert needs.share(large) == HALF
+    assert needs.share(rows_of(200)) == ALL and not needs.is_known(rows_of(200))  # far more
     needs.note(small, taken * 2)  # one that took all that was estimated, and more
     assert needs.share(large) == ALL
 
 
+def test_weights_that_take_less_than_estimated_hide_no_rows_that_take_more():
+    """Of 1e8 weights, which take 20 bytes each and not 180, beside rows as they are estimated."""
+    needs = Needs(Extent(1024, 1e7, "gpu"), 1e8, GPU_BYTES)
+    small, large = rows_of(16), rows_of(100)
+    for _ in range(FEWEST_SEEN):
+        needs.note(small, 20 * 1e8 + 16 * 1e7 * 56)
+    taken = (20 * 1e8 + 100 * 1e7 * 56) / GPU_BYTES
+    assert HALF < taken < needs._bound(large) and needs.share(large) == ALL
+
+
 def test_gradients_are_bounded_by_what_gradients_took_alone():
     needs = needs_of(1e7)
-    small, large = rows_of(8), rows_of(100)
+    small, large = rows_of(16), rows_of(100)
     graded = replace(large, gradients="all")
     for _ in range(FEWEST_SEEN):
         needs.note(small, 2.0**20)
@@ -84,3 +95,20 @@ def test_of_a_cpu_nothing_is_waited_for():
     assert needs.share(rows_of(10**6)) == LITTLE
     assert needs.num_pairs(2, free_bytes=2.0**40) == 1
     assert Needs(Extent(1024, 1e3), 1e3, 0.0).num_pairs(2, free_bytes=2.0**40) == 2
+
+
+def test_small_ones_are_asked_first_and_together_and_a_few_large_ones_then():
+    needs = needs_of(1e7)
+    small = [rows_of(rows) for rows in (1, 2, 5)]
+    large = [rows_of(rows, weights="ones") for rows in range(60, 90)]
+    probes = [large[0], *small, *large[1:]]
+    share, places = needs.next_of(probes)
+    assert share == LITTLE and [probes[n] for n in places] == small
+    share, places = needs.next_of(large)
+    assert share == HALF and places == [*range(8)]
+    for probe in large[:8]:
+        needs.note(probe, 0.04 * GPU_BYTES)
+    assert needs.next_of(large[8:]) == (SOME, [*range(22)])
+    middle = rows_of(20)  # which takes some by its estimate, and is asked by all pairs
+    assert not needs.is_large(middle) and needs.share(middle) == SOME
+    assert needs.next_of([large[9], middle, large[10]]) == (SOME, [1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tuner.by_batch import batches_of
+from tuner.capture.rows_text import has_rows
 from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.fleet import Fleet
 from tuner.kernel.builder import BUILD_TIMEOUT_S, Builder
@@ -17,8 +19,9 @@ from tuner.trial import Params, Trial
 
 __all__ = ["FewerRows", "begin", "builder_of"]
 
-NUM_HALVINGS = 6  # of a batch: few kernels win at a hundredth of the rows
+NUM_FEWER = 6  # numbers of rows below the tuned one: few kernels win at a hundredth of it
 BESIDE = 2  # compilers for that
+FEWER_S = 20.0  # for a file, which is timed there a second later, and raced after its check
 
 
 def builder_of(
@@ -53,10 +56,12 @@ def builder_of(
 
 
 def begin(builder: Builder, planned: Planned, starts: Sequence[Params]) -> None:
-    """Begin to compile what a search starts from, where that disturbs nothing that is timed.
+    """Begin to compile what a search starts from, on a GPU's host with many cores.
 
     For a module a first candidate takes some ten seconds to compile, and what could be gained is
-    measured before the search. Of what is not feasible by that, a few builds are for nothing.
+    measured before the search. PyTorch's calls there, which only say whether it is worth one,
+    share the host with compilers of lower priority; what is not feasible by that was compiled for
+    nothing.
     """
     if is_gpu(planned.device.kind) and has_many_cores():
         for params in starts:
@@ -70,14 +75,16 @@ class FewerRows:
     """
 
     def __init__(self, planned: Planned, toolchain: Toolchain) -> None:
-        rows = planned.sizes.get(ROWS, 1)
-        fewer = [rows >> n for n in range(1, 1 + NUM_HALVINGS) if rows >> n]
-        sizes = [{**planned.family.op.extra_sizes, **planned.sizes, ROWS: n} for n in fewer]
         self._planned, self._builder = planned, None
-        if planned.outline and fewer and is_gpu(planned.device.kind) and has_many_cores():
+        rows = planned.sizes.get(ROWS, 1)
+        fewer = [number for number in batches_of(rows) if number < rows][: -1 - NUM_FEWER : -1]
+        is_timed = bool(fewer) and has_rows(planned.family.model_new)
+        if is_timed and is_gpu(planned.device.kind) and has_many_cores():
+            sizes = [{**planned.family.op.extra_sizes, **planned.sizes, ROWS: n} for n in fewer]
             self._builder = Builder(
-                toolchain, default_cache_dir(), num_workers=BESIDE, triton_sizes=sizes
-            )
+                toolchain, default_cache_dir(), num_workers=BESIDE, timeout_s=FEWER_S,
+                triton_sizes=sizes,
+            )  # fmt: skip
 
     def begin(self, trials: Sequence[Trial]) -> None:
         """Begin to compile what these trials' files need; does not wait."""

@@ -172,7 +172,7 @@ class Session:
         )  # fmt: skip
         stack.callback(verification.rival.close)
         getting_ready = ThreadPoolExecutor(1)
-        stack.callback(getting_ready.shutdown, wait=False)
+        stack.callback(getting_ready.shutdown, wait=False, cancel_futures=True)
         if self._is_known or is_parallel:  # while the first candidates are compiled
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
         if self._is_known:  # the best until now is likely to stay the best

@@ -3,11 +3,12 @@
 An estimate holds for any reference: it counts each number that a call makes as if all were held at
 once, in float64. Most references hold a fraction of that, and a tuner that waits for all of a
 GPU's memory waits for every other one. So what two processes took for the largest questions until
-now bounds what larger ones of the same kind take: as many times as much as the estimate grows.
+now bounds what larger ones of the same kind take.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tuner.check.batches import FEW_ROWS, Extent
@@ -27,7 +28,9 @@ SHARE_OF_ONE, LITTLE_OF_ONE = 1 / 5, 1 / 20  # of the memory, beside which other
 # A few questions say what larger ones take, and these a fourth more; a pair of processes keeps
 # what it does not use beside that.
 FEWEST_SEEN, SURPLUS, UNUSED_BYTES = 6, 1.25, 2 * MOST_UNUSED_BYTES
-ALIKE = 0.5  # of the largest estimate: what was seen of those is compared
+FIRST_LARGE = 8  # questions that take much memory, before it is looked at again
+MOST_GROWN = 8.0  # times what is estimated for the rows of those that were seen
+ALIKE = 0.5  # of the largest of these estimates: what was seen of those is compared
 
 
 @dataclass(slots=True)
@@ -43,7 +46,8 @@ class Needs:
     extent: Extent
     num_state: float
     total_bytes: float
-    # Of questions with gradients, and of those without: what was estimated, what was taken.
+    # Of questions with gradients, and of those without: shares of all memory, what was estimated
+    # for their rows and what was taken.
     _seen: dict[bool, list[tuple[float, float]]] = field(
         default_factory=lambda: {False: [], True: []}
     )
@@ -56,27 +60,40 @@ class Needs:
         most = min(taken, self._bound(probe))
         return next(share for share in (SOME, HALF, ALL) if most <= share or share == ALL)
 
+    def next_of(self, probes: Sequence[Probe]) -> tuple[float, list[int]]:
+        """Return the least share that some probes wait for, and the places of these, in order.
+
+        Small ones come first, which several pairs of processes ask side by side. Of large ones of
+        which nothing is known a few do: what is seen of them may let the rest wait for less.
+        """
+        each = [(self.share(probe), self.is_large(probe)) for probe in probes]
+        share, is_large = least = min(each)
+        places = [place for place, its in enumerate(each) if its == least]
+        if is_large and share > SOME and not all(self.is_known(probes[n]) for n in places):
+            places = places[:FIRST_LARGE]
+        return share, places
+
     def is_large(self, probe: Probe) -> bool:
         """Whether one pair of processes asks a probe alone, as far as is estimated."""
         return self.taken(probe) > SHARE_OF_ONE
 
     def is_known(self, probe: Probe) -> bool:
         """Whether enough was seen to say what a probe takes."""
-        return len(self._seen_of(probe)) >= FEWEST_SEEN
+        seen = self._seen_of(probe)
+        largest = max((rows for rows, _ in seen), default=0.0)
+        return len(seen) >= FEWEST_SEEN and self._rows_share(probe) <= MOST_GROWN * largest
 
     def taken(self, probe: Probe) -> float:
         """Return the share of a GPU's memory that a probe is estimated to take."""
-        if not self.total_bytes:
-            return 0.0
-        rows = asked_rows(probe, self.extent)
-        return self._num_bytes(rows, probe.calls) / self.total_bytes
+        state = self._of_all(STATE_BYTES * self.num_state)
+        fixed = self._of_all(FIXED_BYTES * probe.calls * self.extent.fixed_elements)
+        return state + fixed + self._rows_share(probe)
 
     def note(self, probe: Probe, used_bytes: float) -> None:
         """Note what a judge and a contender's process took for a probe, at most."""
         if self.total_bytes and used_bytes:
-            self._seen[bool(probe.gradients)].append(
-                (self.taken(probe), used_bytes / self.total_bytes)
-            )
+            found = (self._rows_share(probe), self._of_all(used_bytes))
+            self._seen[bool(probe.gradients)].append(found)
 
     def num_pairs(self, most: int, free_bytes: float) -> int:
         """Return how many pairs of processes, `most` or one, have room while they ask few rows."""
@@ -84,23 +101,35 @@ class Needs:
         if self.total_bytes and not self.extent.is_fixed:
             rows = min(FEW_ROWS, rows or FEW_ROWS)
         room = SHARE_OF_ONE * (self.total_bytes or free_bytes)
-        return most if self._num_bytes(rows or 1) <= room else 1
+        needed = self._rows_bytes(rows or 1) + STATE_BYTES * self.num_state
+        return most if needed + FIXED_BYTES * self.extent.fixed_elements <= room else 1
 
     def _bound(self, probe: Probe) -> float:
-        """Return the share that a probe takes at most by what was seen, 1 where too little was."""
+        """Return the share that a probe takes at most by what was seen, 1 where too little was.
+
+        What grows with the rows is at most what was estimated for them, and at most all that was
+        taken; the rest stays as it is.
+        """
         if not self.is_known(probe):
             return ALL
-        seen = self._seen_of(probe)
-        largest = max(estimated for estimated, _ in seen)
-        grown = max(1.0, self.taken(probe) / largest) if largest else 1.0
-        most = max(used for estimated, used in seen if estimated >= ALIKE * largest)
-        return SURPLUS * grown * most + UNUSED_BYTES / self.total_bytes
+        seen, its_rows = self._seen_of(probe), self._rows_share(probe)
+        largest = max(rows for rows, _ in seen)
+        most = max(
+            used + max(0.0, its_rows / rows - 1.0) * min(used, rows) if rows else used
+            for rows, used in seen
+            if rows >= ALIKE * largest
+        )
+        return SURPLUS * most + self._of_all(UNUSED_BYTES)
 
     def _seen_of(self, probe: Probe) -> list[tuple[float, float]]:
         with_gradients = self._seen[True]  # which take more than those without
         return with_gradients if probe.gradients else [*self._seen[False], *with_gradients]
 
-    def _num_bytes(self, rows: int, num_calls: int = 1) -> float:
-        row_bytes = self.extent.row_elements * (WIDE_BYTES + KEPT_BYTES * num_calls)
-        num_bytes = rows * row_bytes + STATE_BYTES * self.num_state
-        return num_bytes + FIXED_BYTES * num_calls * self.extent.fixed_elements
+    def _rows_share(self, probe: Probe) -> float:
+        return self._of_all(self._rows_bytes(asked_rows(probe, self.extent), probe.calls))
+
+    def _rows_bytes(self, rows: int, num_calls: int = 1) -> float:
+        return rows * self.extent.row_elements * (WIDE_BYTES + KEPT_BYTES * num_calls)
+
+    def _of_all(self, num_bytes: float) -> float:
+        return num_bytes / self.total_bytes if self.total_bytes else 0.0

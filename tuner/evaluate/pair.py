@@ -253,11 +253,14 @@ class Pair:
     def _note(self, probe: Probe, contender_bytes: object, judge_bytes: float) -> None:
         """Note what a question took; a contender can say anything of itself.
 
-        A judge may have made this question before it was asked for the last one's verdict.
+        A judge may have made this question before it was asked for the last one's verdict; which
+        of several contenders' questions it took memory for cannot be said.
         """
         most_bytes = max(self._judge_bytes, judge_bytes)
         self._judge_bytes = judge_bytes
-        if isinstance(contender_bytes, int) and contender_bytes >= 0:
+        if type(contender_bytes) is not int or self._turns.num_checks > 1:
+            return
+        if 0 <= contender_bytes <= self._needs.total_bytes:
             self._needs.note(self._fewer.asked(probe), most_bytes + contender_bytes)
 
 

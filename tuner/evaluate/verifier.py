@@ -50,7 +50,6 @@ __all__ = ["Answered", "JudgeEnded", "Verifier"]
 
 PAIRS = 2  # of processes: most of a check is the host's work
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
-FIRST_LARGE = 8  # questions that take much memory, after which what they take is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,7 @@ class Verifier:
         self._about: dict[str, Any] = {}
         self._needs = Needs(Extent(None), 0.0, 0.0)  # until a judge has measured them
         self._lock = threading.Lock()  # several contenders may be checked at a time
+        self._closing = threading.Lock()  # whoever closes it waits until it is closed
         self.seconds = 0.0
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
         self._fewer = Fewer()
@@ -115,7 +115,7 @@ class Verifier:
     def close(self) -> None:
         """End the judges side by side: one that holds much of a GPU's memory takes seconds."""
         self.opened.close()
-        with ThreadPoolExecutor(len(self._judges)) as pool:
+        with self._closing, ThreadPoolExecutor(len(self._judges)) as pool:
             list(pool.map(Worker.close, self._judges))
 
     def free(self) -> None:
@@ -302,7 +302,9 @@ class Verifier:
         seconds: dict[str, float] = {}
         to_ask = [*queries]
         while to_ask:
-            share, left, to_ask = self._next(to_ask)
+            share, places = self._needs.next_of([query.probe for query in to_ask])
+            left = [to_ask[place] for place in places]
+            to_ask = [query for at, query in enumerate(to_ask) if at not in {*places}]
             is_strict, is_short = self._turns.are_taken, False
             while left:
                 if share > SOME or self._needs.is_large(left[0].probe):
@@ -320,17 +322,6 @@ class Verifier:
                     is_strict = self._asks_less([query.probe for query in lacking])
                 left, share, is_short = lacking, ALL, True
         self._seconds = {**self._seconds, **seconds}
-
-    def _next(self, queries: Sequence[Query]) -> tuple[float, list[Query], list[Query]]:
-        """Return the least share that some queries take of the memory, these, and all others."""
-        needs = self._needs
-        shares = [needs.share(query.probe) for query in queries]  # they fall as more is seen
-        share = min(shares)
-        some = [query for query, its in zip(queries, shares, strict=True) if its == share]
-        if share > SOME and not all(needs.is_known(query.probe) for query in some):
-            some = some[:FIRST_LARGE]
-        asked = {*map(id, some)}
-        return share, some, [query for query in queries if id(query) not in asked]
 
     def _first_alone(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """End all pairs but the first, and return that one; a judge of other checks lives on."""
