@@ -32,7 +32,7 @@ __all__ = ["ROUNDING", "bound_of", "measured", "nothing", "worth_searching"]
 PRECISION = "fp32"  # a nest has no products for tensor cores
 OF_HALVES = "fp16x3"  # products by halves have
 FIRST_SAMPLES = 3
-TIMED_S = 0.5  # of samples, of PyTorch and of the copy each
+TIMED_S = {"gpu": 0.2, "cpu": 0.5}  # of samples, of PyTorch and of the copy each
 FEWEST, MOST = 5, 100  # samples
 TF32_CLASSES = ("pytorch", "tf32")  # of accuracy, in which PyTorch may take it
 # What constraints call it that PyTorch rounds a module's convolutions, by layout.
@@ -160,7 +160,8 @@ def _seen(worker: Worker, task: Mapping[str, Any], *, asks_rounding: bool = Fals
         asked(worker, "prepare", task, timeout_s=PREPARE_TIMEOUT_S)
         with turns.alone():
             first = asked(worker, "time_model", {"num_samples": FIRST_SAMPLES}).data["samples_us"]
-            number = round(TIMED_S * 1e6 / max(statistics.median(first), 1.0))
+            timed_s = TIMED_S["gpu" if is_gpu(task["device"]) else "cpu"]
+            number = round(timed_s * 1e6 / max(statistics.median(first), 1.0))
             wanted = {"num_samples": min(MOST, max(FEWEST, number))}
             samples_us = asked(worker, "time_model", wanted).data["samples_us"]
         rounds: dict[str, bool] = {}
