@@ -108,14 +108,28 @@ def line_of(text: str, part: str) -> int:
             "reference.py:2: importing the reference failed: SystemExit",
         ),
         ("x = 1\n", "no class 'Model'"),
-        (FLAGSHIP.replace("def get_inputs", "def get_input"), "did you mean 'get_input'"),
-        (FLAGSHIP.replace("def get_init_inputs", "def init"), "no function 'get_init_inputs'"),
+        ("x = 1\n", "got: none"),
+        (FLAGSHIP.replace("def get_inputs", "def get_input"), "got: Model, get_input, get_init"),
+        (FLAGSHIP.replace("class Model", "class Net"), "got: Net, get_inputs, get_init"),
     ],
 )
 def test_a_broken_file_is_explained_with_its_line(tmp_path, text, says):
     with pytest.raises(ProblemError) as error:
         load_problem(write(tmp_path, text))
     assert says in str(error.value)
+
+
+def test_a_constructor_without_arguments_needs_no_function_for_them(tmp_path):
+    text = FLAGSHIP.replace("def get_init_inputs", "def init")
+    problem = load_problem(write(tmp_path, text))
+    assert problem.init_inputs(0) == []
+    with pytest.raises(ProblemError, match=r"Model.*missing 3 required positional arguments"):
+        problem.make_model(0)
+    text = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
+    text += "def get_inputs(): return [torch.ones(3)]\n"
+    problem = load_problem(write(tmp_path, text))
+    (found,) = problem.call(problem.make_model(0), problem.make_inputs(0))
+    assert found.tolist() == [2.0] * 3
 
 
 def test_a_missing_file_and_a_binary_one_are_explained(tmp_path):

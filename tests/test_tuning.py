@@ -403,13 +403,14 @@ print("right")
 
 
 def test_the_summary_is_printed_and_can_be_printed_again(life):
-    for words in ("verdict", "report: ", "run:    "):
+    for words in ("verdict", "file:   ", "report: ", "run:    "):
         assert words in life.interrupted.out
     life.run.report_path.unlink()
     again = tune("report", life.run.path, cwd=life.folder)
     assert again.code == 0 and life.run.report_path.stat().st_size > 100_000
     assert again.out == (
         f"{format_summary(summary(life.run))}\n"
+        f"file:   {life.run.export_path}\n"
         f"report: {life.run.report_path}\nrun:    {life.run.path}\n"
     )
 

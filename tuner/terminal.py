@@ -163,6 +163,8 @@ def print_summary(run: Run, found: Summary | None = None, *, is_json: bool = Fal
         print_json(found)
         return
     out.print(format_summary(found), markup=False)
+    if found.export_path:
+        out.print(f"file:   {run.path / found.export_path}", markup=False)
     out.print(f"report: {run.report_path}\nrun:    {run.path}", markup=False)
 
 

@@ -362,14 +362,14 @@ def _explained(path: Path, what: str) -> Iterator[None]:
 
 
 def _require_names(path: Path, module: ModuleType) -> None:
-    required = {"Model": "class", "get_inputs": "function", "get_init_inputs": "function"}
-    for name, kind in required.items():
-        if not callable(getattr(module, name, None)):
-            found = [n for n in vars(module) if not n.startswith("_")]
-            hint = did_you_mean(name, found)
+    its, mine = vars(module), module.__name__
+    its.setdefault("get_init_inputs", list)  # a constructor without arguments needs none
+    for name, kind in {"Model": "class", "get_inputs": "function"}.items():
+        if not callable(its.get(name)):
+            own = [n for n, value in its.items() if getattr(value, "__module__", "") == mine]
             raise ProblemError(
-                f"{path}: no {kind} {name!r}; expected KernelBench's format: class Model, "
-                "get_inputs(), get_init_inputs()" + (hint and f"\n  {hint}")
+                f"{path}: no {kind} {name!r}; expected KernelBench's format: Model, get_inputs, "
+                f"get_init_inputs\n  got: {', '.join(own) or 'none'}\n  next: name it {name}"
             )
 
 

@@ -344,7 +344,6 @@ def format_summary(summary: Summary) -> str:
         ("remaining", outlook_words(s.outlook)),
         ("best", f"trial {s.best.number}: {params_words(s.best)}" if s.best else NONE),
         ("run", s.path),
-        ("export", s.export_path),
         ("again", s.reproduce),
     ]
     mode = s.mode and f", {s.mode}"
