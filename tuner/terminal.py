@@ -124,6 +124,8 @@ def print_plan(
         out.print(f"  {name}: {count}")
     for why, count in sorted(rejected.items(), key=lambda item: -item[1])[:10]:
         out.print(f"  {count} rejected: {why}", markup=False)
+    if absent := space.num_cartesian - space.num_feasible - sum(space.rejections.values()):
+        out.print(f"  {absent} differ in parameters that their template does not have")
     if planned.outline is not None and gain is not None:
         from tuner.review.gain import gain_lines, graph_lines
 
