@@ -22,7 +22,7 @@ def fails():
     raise ValueError("not this one")
 
 def waits():
-    print(os.getpid(), flush=True)
+    os.write(1, f"{{os.getpid()}}\\n".encode())  # in one piece, also beside others
     time.sleep(600.0)
 
 {body}
@@ -81,10 +81,9 @@ def test_where_one_is_killed_so_is_this_process():
 
 
 def test_forks_end_with_this_process_whoever_kills_it():
-    process = started("called_in_forks([waits] * 3)")
-    assert process.stdout is not None
-    pids = [int(process.stdout.readline()) for _ in range(3)]
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(30.0)
-    assert all(has_ended(pid) for pid in pids)
-    process.communicate()
+    with started("called_in_forks([waits] * 3)") as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(3)]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(30.0)
+        assert all(has_ended(pid) for pid in pids)
