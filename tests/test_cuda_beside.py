@@ -120,9 +120,12 @@ def test_calls_that_are_compiled_side_by_side_are_reported_as_one_after_the_othe
         sizes = json.dumps([{**further, **its} for its in planned.screening_sizes])
         arguments = ["source.py", "plan.json", str(folder), "--arch", "90", "--sizes", sizes]
         env = {**os.environ, TRITON_CACHE: str(folder / "triton")}
-        command = [sys.executable, "-m", "tuner.kernel.triton_build", *arguments]
-        command += ["--apart"] if is_apart else []
-        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
+        arguments += ["--apart"] if is_apart else []
+        text = "import os; from tuner.kernel.triton_build import compile_in; "
+        command = [sys.executable, "-c", f"{text}compile_in({arguments!r}, os.getppid())"]
+        subprocess.run(
+            command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=100
+        )
         found.append(from_json(AheadBuild, (folder / REPORT_FILE).read_text()))
     apart, in_turn = found
     assert len(candidate.plan.calls) > 1 and not apart.error and not apart.note
@@ -224,7 +227,8 @@ def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path, monkey
         one.op, one.template, {}, "triton", one.source.replace("make_float2", "flaot2"), one.plan
     )
     sizes = [dict(family.op.sizes)]
-    with Builder(toolchain, tmp_path / "cache", num_workers=2, triton_sizes=sizes) as builder:
+    # So many that the calls of a candidate and its CUDA C++ are compiled side by side.
+    with Builder(toolchain, tmp_path / "cache", num_workers=8, triton_sizes=sizes) as builder:
         builds = [builder.submit(candidate).result(240) for candidate in (one, other)]
         bad = builder.submit(broken).result(240)
     assert [build.status for build in builds] == [Status.CORRECT] * 2, builds

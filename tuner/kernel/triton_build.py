@@ -274,8 +274,8 @@ def build_ahead(
         call.globals[CUDA_CODE] = recorder.beside(code)
         builds.insert(0, partial(_built_by_nvcc, code))
     parts: list[_Part] = []
-    if is_apart and len(builds) > 1:
-        # A forward and its backward have a large kernel each, and to compile one takes seconds.
+    if is_apart and len(builds) > 1:  # each may have a large kernel, which takes seconds
+        faulthandler.cancel_dump_traceback_later()  # forks have timers of their own
         watched = [partial(_watched, build) for build in builds]
         parts = called_in_forks(watched, is_last=lambda part: bool(part.error))
     else:
@@ -292,7 +292,7 @@ def build_ahead(
 
 
 def _watched(build: Callable[[], _Part]) -> _Part:
-    """Build in a fork, to which no timer of this process came along."""
+    """Build in a fork. It would wait for ever for the thread of a timer that was not cancelled."""
     faulthandler.dump_traceback_later(STUCK_S)
     return build()
 
