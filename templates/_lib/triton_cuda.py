@@ -8,8 +8,8 @@ import tempfile
 
 
 class CudaCode:
-    # CUDA C++ beside Triton's kernels: compiled by nvcc for the first call, once for each content,
-    # into the folder that Triton caches in. Its functions are called by name, with tensors,
+    # CUDA C++ beside Triton's kernels: compiled by nvcc as it is loaded, at the latest for the first
+    # call, once for each content, into the folder that Triton caches in. Its functions are called by name, with tensors,
     # whole numbers and None; they get the current stream last, and return a message or nothing.
 
     def __init__(self, text, flags):
