@@ -109,6 +109,14 @@ def test_small_ones_are_asked_first_and_together_and_a_few_large_ones_then():
     for probe in large[:8]:
         needs.note(probe, 0.04 * GPU_BYTES)
     assert needs.next_of(large[8:]) == (SOME, [*range(22)])
+    # Of large ones as much is waited for however few rows are asked: those that are known of
+    # take it once, all together.
+    heavy = Needs(Extent(1024, 1e3), 1e10, GPU_BYTES)
+    asked = [rows_of(rows) for rows in (*range(1, 40), 8192)]
+    assert heavy.next_of(asked) == (ALL, [*range(8)])
+    for probe in asked[:8]:
+        heavy.note(probe, 0.9 * GPU_BYTES)
+    assert heavy.next_of(asked[8:]) == (ALL, [*range(31)])
     middle = rows_of(20)  # which takes some by its estimate, and is asked by all pairs
     assert not needs.is_large(middle) and needs.share(middle) == SOME
     assert needs.next_of([large[9], middle, large[10]]) == (SOME, [1])

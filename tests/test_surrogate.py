@@ -349,6 +349,28 @@ def test_what_is_left_shrinks_and_is_nothing_at_the_end():
     assert late.within[0.05] >= late.within[0.01] > 0.8
 
 
+def test_what_is_left_is_judged_where_nearly_all_is_explained():
+    # Of two families one is nearly as fast whatever its parameters, and all others were stopped
+    # at the same bound: no covariance is left but rounding.
+    few, many = (64, 128, 256), tuple(2**n for n in range(6))
+    encoding = Encoding([("few", "many"), few, few, many, many, many], [False] + [True] * 5)
+    at = {("few", a, b, -1, -1, -1): 500.0 for a in range(3) for b in range(3)}
+    at |= {("many", -1, -1, *rest): 2720.0 for rest in itertools.product(range(6), repeat=3)}
+    codes = np.array([[("few", "many").index(kind), *rest] for kind, *rest in at])
+    model, rng = Surrogate(encoding, codes), np.random.default_rng(1)
+    order = rng.permutation(len(codes))
+    order = order[np.argsort(codes[order, 0], kind="stable")][:100]
+    times = np.array(list(at.values()))[order]
+    kinds = [Known.TIME if time < 1000.0 else Known.BOUND for time in times]
+    for count in range(20, 101, 10):
+        seen = order[:count]
+        logs = np.log(times[:count] * rng.uniform(1.0, 1.02, count))
+        model.observe([*seen], codes[seen], kinds[:count], [*logs])
+        is_untried = ~np.isin(np.arange(len(codes)), seen)
+        left = model.remaining(is_untried, [0.01], rng)
+        assert 0.0 <= left.improvement < 0.05 and left.within[0.01] > 0.5
+
+
 def test_a_random_sampler_does_not_know_what_is_left():
     space = kernel_space()
     study = optuna.create_study(sampler=make_sampler("random", space, 0))

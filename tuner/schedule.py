@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tuner.config.run_config import RunConfig
+from tuner.config.schema import StopSection
 from tuner.trial import Language
 
 __all__ = ["COMPILE_S", "MIN_PROCESSES", "START_S", "Costs", "Schedule", "scheduled"]
@@ -19,6 +20,9 @@ MIN_PROCESSES = 3  # of two, an interval over processes is hopelessly wide
 MIN_SAMPLES_S = 0.2  # of samples from each process of a race
 MAX_VERIFICATION = 0.6  # of the time, before finalists and processes become fewer
 QUICK_SEARCH_S = 10.0  # where no earlier run has found anything
+# A quick search ends where nothing is left to find: the kernels that win may be 12 of 166
+# configurations.
+QUICK_STOP = StopSection(within=0.01, confidence=0.95)
 MIN_SEARCH_S = 2.0
 REPORT_S = 3.0
 # Compiling an exported file with PyTorch's headers: 12 s to 20 s of one slow core for C++, 6 s to
@@ -74,6 +78,11 @@ class Schedule:
     search_s: float
     time_s: float | None = None
     reductions: tuple[str, ...] = ()
+
+    @property
+    def stop(self) -> StopSection | None:
+        """When a search ends before its time, unless its config says when."""
+        return QUICK_STOP if self.effort == "quick" else None
 
     @property
     def compile_s(self) -> float:

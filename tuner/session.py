@@ -323,7 +323,8 @@ class Session:
 
             earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
             sources = [*warm_starts(config, planned.family), *earlier, *self._sources]
-            budget = SearchBudget(most, self._search_s(), config.search.stop, planned.least_trials)
+            stop = config.search.stop or self.schedule.stop
+            budget = SearchBudget(most, self._search_s(), stop, planned.least_trials)
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file
                 why = search(
@@ -390,9 +391,8 @@ class Session:
         elapsed_s, search_s = self.trials[-1].elapsed_s, self._search_s()
         for share, num_files in AHEAD.items():
             if elapsed_s > share * search_s:
-                for trial in ranked_trials(self.trials)[
-                    : min(num_files, self.schedule.num_finalists)
-                ]:
+                num_files = min(num_files, self.schedule.num_finalists)
+                for trial in ranked_trials(self.trials)[:num_files]:
                     verification.compile_ahead(trial)
                     self._fewer_rows.begin([trial])
 

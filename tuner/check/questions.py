@@ -30,28 +30,26 @@ def weighted_model(
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Return a copy of the reference with the probe's weights, and them for the question.
 
-    `models["drawn"]` becomes a checksum of the state of random numbers after the constructor.
-    The question's tensors are those of `models`, which nobody edits: at 8192 x 8192 a copy for
-    each probe would be 268 MB.
+    Of weights that the contender's constructor draws as well, `models["drawn"]` becomes a checksum
+    of the state of random numbers after it. The question's tensors are those of `models`, which
+    nobody edits: at 8192 x 8192 a copy for each probe would be 268 MB.
     """
     if "initial" not in models:
-        import torch
-
-        models["initial"] = problem.make_model(_own_seed(probe), device)
-        models["drawn"] = checksum_of(torch.get_rng_state())
-    held: Any = "initial"
-    if probe.weights not in ("own", "initial"):
-        kind: Any = probe.weights
-        held = _randomised(problem, probe.seed_weights, kind, models)
+        models["initial"] = problem.make_model(_own_seed(probe), device, is_quick=True)
     tensors = {}
-    if probe.weights != "own":
-        tensors = {f"state.{n}": t.detach() for n, t in models[held].state_dict().items()}
+    if probe.weights == "own":
+        held = _as_constructed(problem, probe, device, models)
+    else:
+        held = models["initial"]
+        if probe.weights != "initial":
+            held = models[_randomised(problem, probe.seed_weights, probe.weights, models)]
+        tensors = {f"state.{n}": t.detach() for n, t in held.state_dict().items()}
     if probe.gives_weights and probe.other_weights != "random":
         other = WEIGHTS[probe.other_weights]
-        weights = models[held].named_parameters()
+        weights = held.named_parameters()
         tensors |= {f"other.{n}": other(p.detach(), 1) for n, p in weights}
         if any("edit all" in actions for actions in probe.before):
-            buffers = models[held].named_buffers()
+            buffers = held.named_buffers()
             tensors |= {f"other.{n}": _of_its_sign(other, b) for n, b in buffers}
     elif probe.gives_weights or probe.has_predecessor:
         others = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
@@ -62,9 +60,23 @@ def weighted_model(
         problem.randomise(model, probe.seed_weights)
         tensors = {f"state.{n}": t.detach().clone() for n, t in model.state_dict().items()}
     else:
-        model = copied(models[held])
+        model = copied(held)
     set_mode(model, probe.mode)
     return model, tensors
+
+
+def _as_constructed(
+    problem: Problem, probe: Probe, device: Any, models: dict[Any, Any]
+) -> torch.nn.Module:
+    """Return the reference with weights that are drawn on the CPU, as by a contender.
+
+    They are not kept: few probes have them, and of a gigabyte they take seconds.
+    """
+    import torch
+
+    model = problem.make_model(_own_seed(probe), device)
+    models["drawn"] = checksum_of(torch.get_rng_state())
+    return model
 
 
 def _of_its_sign(other: Callable[[Any, int], Any], buffer: torch.Tensor) -> torch.Tensor:

@@ -63,14 +63,16 @@ class Needs:
     def next_of(self, probes: Sequence[Probe]) -> tuple[float, list[int]]:
         """Return the least share that some probes wait for, and the places of these, in order.
 
-        Small ones come first, which several pairs of processes ask side by side. Of large ones of
-        which nothing is known a few do: what is seen of them may let the rest wait for less.
+        Small ones come first, which several pairs of processes ask side by side. Of large ones
+        those come first of which is known what they take, and where that is none a few: what is
+        seen of them may let the rest wait for less.
         """
         each = [(self.share(probe), self.is_large(probe)) for probe in probes]
         share, is_large = least = min(each)
         places = [place for place, its in enumerate(each) if its == least]
-        if is_large and share > SOME and not all(self.is_known(probes[n]) for n in places):
-            places = places[:FIRST_LARGE]
+        if is_large and share > SOME:
+            known = [place for place in places if self.is_known(probes[place])]
+            places = known or places[:FIRST_LARGE]
         return share, places
 
     def is_large(self, probe: Probe) -> bool:

@@ -251,7 +251,10 @@ class Surrogate:
         own = self._kernel.covariance(points, points)
         own -= v.T @ v
         own[np.arange(few), np.arange(few)] += self._kernel.noise + 1e-4
-        factor = np.linalg.cholesky(own)
+        # V is float32: where the rows explain nearly all, what is left may be a little negative
+        # in some direction, of which there is no Cholesky factor.
+        values, vectors = np.linalg.eigh(own)
+        factor = vectors * np.sqrt(np.maximum(values, 0.0))
         draws = factor @ rng.standard_normal((few, NUM_DRAWS)) * CAUTION
         works = rng.random((few, NUM_DRAWS)) >= fails[top, None]
         least = np.where(works, mean[top, None] + draws, np.inf).min(axis=0)
