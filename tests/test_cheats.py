@@ -249,8 +249,8 @@ def test_what_a_check_takes_of_a_gpus_memory_is_seen(num_pairs, tmp_path):
         total_bytes = verifier._needs.total_bytes
     assert min(len(some) for some in seen.values()) > 20
     for some in seen.values():
-        # What cuBLAS wants for each thread and stream that calls it is no part of an estimate: 32 MB,
-        # which made 1.8 GB of an H200.
+        # What cuBLAS wants for each thread and stream is no part of an estimate: 32 MB each, which
+        # made 1.8 GB of an H200.
         assert all(0.0 < used < estimated + 2**32 / total_bytes for estimated, used in some)
 
 

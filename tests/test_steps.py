@@ -588,6 +588,55 @@ def test_gradients_of_gradients_leave_running_statistics_alone(tmp_path):
     assert not taken.num_calls
 
 
+AVERAGE = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(12))
+        self.register_buffer("average", torch.ones(12))
+
+    def forward(self, x):
+        before = self.average.clone()
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(x.abs().mean(0), alpha=0.1)
+        return torch.tanh(x / (self.average + {used})) * self.scale
+
+
+def get_inputs():
+    return [torch.randn(40, 12)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("used", ["1e-5", "before"])
+def test_gradients_are_of_the_state_that_the_call_found(used, tmp_path):
+    # The result depends on what the call updates, or on what that was before.
+    taken = Taken(tmp_path, "average", AVERAGE.replace("{used}", used))
+    (given,) = taken.problem.make_inputs(1)
+    for is_differentiated in (False, True):
+        found = []
+        for model in (taken.mine, taken.own):
+            x = given.clone().requires_grad_()
+            y = model(x)
+            model(given + 1.0)  # updates once more, before the backward
+            wanted = [x, model.scale]
+            first = torch.autograd.grad(y.sin().sum(), wanted, create_graph=is_differentiated)
+            found.append([g.detach() for g in first])
+            if is_differentiated:
+                found[-1] += torch.autograd.grad(first[0].square().sum(), wanted)
+            found[-1].append(model.average)
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    # Plain ones, and second ones through the result; those to differentiate are the reference's.
+    assert taken.num_calls == 2
+
+
 # No gradients at all, a number among the arguments.
 @pytest.mark.parametrize("name", ["argmax", "number"])
 def test_what_has_no_kernels_for_gradients_has_no_record_of_a_step(name, tmp_path):

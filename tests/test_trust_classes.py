@@ -108,6 +108,8 @@ WRONG: dict[str, str] = {
     "backward_frees_what_it_saved": "B",
     # Two backwards that add up in .grad.
     "gradient_in_a_workspace": "B",
+    # create_graph=True: gradients that are differentiated, as for a gradient penalty.
+    "wrong_where_differentiated": "B",
     # The input edited in place between a call and its backward.
     "input_kept_unversioned": "B",
     # In training mode, compare the given gradient with a copy afterwards, or add y to a residual.

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.capture.graph import Graph, Node
+from tuner.capture.graph import Graph, Node, live
 from tuner.capture.half_products import makers_of
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
 from tuner.capture.joint import Joint, of_weights
@@ -128,6 +128,8 @@ def step_text(
             copy = f"{source}.clone(memory_format=torch.contiguous_format)"
             results.append(f"        {kept[name]} = {copy}\n")
 
+    kept_state = _state_before(graph, joint, plan.gradients)
+    results += [f"        {known[b]} = {known[b]}_before\n" for b in kept_state]
     packed = list(dict.fromkeys([*read, *(known[t.name] for t in graph.inputs)]))
 
     def back(plan: StepPlan, call: str, indent: str) -> str:
@@ -155,6 +157,7 @@ def step_text(
         backward = f"        if not any({inputs}):\n{less}{backward}"
     return _STEP.format(
         names=names,
+        before="".join(f"        {known[b]}_before = {known[b]}.clone()\n" for b in kept_state),
         call="fused_op" if plan.forward is None else "fused_kept",
         arguments=_arguments(
             graph, forward, stages, known, batch if plan.forward is None else of_step
@@ -177,6 +180,17 @@ def step_text(
         needed="all" if plan.gradients.calls else "any",
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
     )
+
+
+def _state_before(graph: Graph, joint: Joint, gradients: Stages) -> list[str]:
+    """Return the buffers that a call updates and whose value before it a backward may need.
+
+    Gradients by the reference start from it, where the call's results depend on it.
+    """
+    behind = live(graph.nodes, {*graph.outputs})
+    used = {*graph.outputs, *(name for node in behind for name in node.refs)}
+    used |= {t.name for t in given_of(joint.gradients, gradients)}
+    return [t.name for t in graph.buffers if t.name in graph.buffer_updates and t.name in used]
 
 
 def _viewed(step: Node) -> str:
@@ -269,7 +283,7 @@ class Step(torch.autograd.Function):
     # two is computed again.
     @staticmethod
     def forward(ctx, module, {names}):
-        made = detached({call}, {arguments})
+{before}        made = detached({call}, {arguments})
 {results}        ctx.module, ctx.given = module, ({names},)
         ctx.modes = [(part, part.training) for part in module.modules()]
         ctx.has_inputs = not is_packed()

@@ -51,7 +51,7 @@ Edits = Literal[
 ]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
-    "shared", "in_thread", "transposed cut", "channels_last",
+    "shared", "in_thread", "in_graph", "transposed cut", "channels_last",
 ]  # fmt: skip
 AtOnce = Literal["", "one module", "two modules"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]

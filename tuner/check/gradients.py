@@ -64,7 +64,7 @@ def gradients_of(
         layout: of those in memory; "of_sum" gives the first row to all, as `sum(0)` does, and
             "of_row_sums" the first number of a row to all of it, as `sum(-1)`; "shared" is that
             of a sum with another tensor, which gets the same one, as `branch <k>`; "in_thread"
-            takes them in a thread of its own.
+            takes them in a thread of its own, "in_graph" so that they can be differentiated.
     """
     import torch
 
@@ -89,8 +89,9 @@ def gradients_of(
 
     def taken() -> Sequence[torch.Tensor | None]:
         found: Sequence[torch.Tensor | None] = torch.autograd.grad(
-            ends, list(wanted.values()), given, allow_unused=True, retain_graph=True
-        )
+            ends, list(wanted.values()), given, allow_unused=True, retain_graph=True,
+            create_graph=layout == "in_graph",
+        )  # fmt: skip
         return found
 
     if layout == "in_thread":
@@ -98,6 +99,8 @@ def gradients_of(
             grads = pool.submit(taken).result()
     else:
         grads = taken()
+    if layout == "in_graph":
+        grads = [None if g is None else g.detach() for g in grads]
     return {n: g for n, g in zip(wanted, grads, strict=True) if g is not None}
 
 

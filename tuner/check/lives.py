@@ -45,6 +45,7 @@ def gradient_probes(ask: Asker) -> list[Probe]:
         ask.graded("gradients of row sums", "incoming", gradient_layout="of_row_sums"),
         ask.graded("gradients of a branch", "incoming", gradient_layout="shared"),
         ask.graded("gradients in another thread", "threads", gradient_layout="in_thread"),
+        ask.graded("gradients to differentiate", "differentiable", gradient_layout="in_graph"),
         ask.graded("transposed gradients", "incoming", gradient_layout="transposed"),
         ask.graded("misaligned gradients", "incoming", gradient_layout="misaligned"),
         ask.graded("a parameter frozen", **frozen()),

@@ -74,6 +74,7 @@ TELLS = {
     "team": "is work divided among another number of threads than there are?",
     "incoming values": "the incoming gradient may be of any size, and NaN stays NaN",
     "one output": "is a gradient wrong where one of several outputs is used alone?",
+    "differentiable": "where gradients are to be differentiated, are they of the state of now?",
     "incoming": "the incoming gradient may have any strides, and must not be edited",
     "calls": "is it right only on the first call, or replays it?",
     "repeated": "an input seen before",
