@@ -617,6 +617,30 @@ def test_a_live_modules_weights_are_taken_and_shared(tmp_path):
         module["ModelNew"].from_module(live)
 
 
+def test_a_live_module_of_other_code_is_refused(tmp_path):
+    problem, made = derive(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
+    module = module_of(load_family(made.name, [made.folder]).model_new)
+
+    class Louder(module["Model"]):
+        def forward(self, *inputs):
+            return super().forward(*inputs) * 100
+
+    class Named(module["Model"]):
+        def __init__(self):
+            super().__init__()
+
+    new_class, live = module["ModelNew"], problem.make_model(0)
+    for known in (live, new_class(), module["Model"](), Named()):
+        assert new_class.from_module(known).w is known.w
+    with pytest.raises(TypeError, match=r"Louder.forward is not the code that was tuned"):
+        new_class.from_module(Louder())
+    edited = tmp_path / "edited.py"
+    text = text_of("rms_norm_gate")
+    edited.write_text(text.replace("return ", "return 2.0 * ", 1))
+    with pytest.raises(TypeError, match=r"Model.forward is not the code that was tuned"):
+        new_class.from_module(load_problem(edited).make_model(0))
+
+
 def test_buffers_and_submodules_are_shared_by_tensor_and_copied_else():
     live = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     mine = made_from(torch.nn.Sequential, live)

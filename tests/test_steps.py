@@ -322,6 +322,21 @@ def test_of_a_copied_part_of_an_input_a_step_keeps_the_copy(name, tmp_path):
     assert taken.num_calls == 1, "a step took the reference's way"
 
 
+def test_an_input_may_be_a_tensor_of_one_number(tmp_path):
+    forward, inputs = (
+        "return torch.sin(x * self.w + shift)",
+        "torch.randn(6, 5, 4), torch.tensor(0.3)",
+    )
+    init = "self.w = nn.Parameter(torch.tensor(1.5))"
+    text = TEXT.format(init=init, names="x, shift", forward=forward, inputs=inputs)
+    taken = Taken(tmp_path, "shifted", text)
+    given = taken.inputs(1)
+    assert given[1].shape == ()
+    mine, own = gradients(taken.mine, given), gradients(taken.own, given)
+    assert_as_exact(mine, own, gradients(taken.wide, in_float64(given)))
+    assert taken.num_calls == 1, "a step took the reference's way"
+
+
 CONVERTED = {
     "mask": "(torch.rand(7, 40) > 0.3).long()",
     "a mask that is turned": "(torch.rand(40, 7) > 0.3).long().t()",

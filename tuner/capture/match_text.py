@@ -146,7 +146,7 @@ class ModelNew(Model):
     @classmethod
     def from_module(cls, module):
         # A ModelNew of a live Model's parameters and buffers, which both then share.
-        return made_from(cls, module, _STATE)
+        return made_from(cls, module, _STATE, Model)
 
     def __prepare_scriptable__(self):
         # What torch.jit.script takes: it reads the text of forward, and knows nothing of ours.

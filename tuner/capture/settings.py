@@ -101,20 +101,43 @@ def literal_of(value: object) -> str:
     return f'float("{value}")' if value in (math.inf, -math.inf) else repr(value)
 
 
-def made_from(cls: Any, module: Any, state: Any = None) -> Any:
+def made_from(cls: Any, module: Any, state: Any = None, reference: Any = None) -> Any:
     """Return a `cls` with the tensors, settings, hooks and modes of a live module.
 
     Parameters and buffers are shared, so that what trains or loads one is seen by both; all else
-    is copied. `state` has dtype and shape of each of them, by name, that is expected; None takes
-    any.
+    is copied. `state` has dtype and shape of each of them, by name, that is expected, and
+    `reference` is a class: the module is one of it or of its bases, or of a class with the same
+    code. None takes any.
     Exported files hold this function's text, so it uses nothing from outside.
     """
     import copy
+    import types
 
     import torch
 
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"from_module: expected a torch.nn.Module, got {type(module).__name__}")
+
+    def written(kind: Any, name: str) -> str:
+        """Return what Python compiled a method to."""
+
+        def parts(code: Any) -> tuple[object, ...]:
+            inner = [parts(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+            return code.co_code, code.co_names, code.co_varnames, inner
+
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        return repr(parts(code)) if code else ""
+
+    kind = type(module)
+    if reference is not None and kind not in cls.__mro__:
+        methods = [name for name, held in vars(reference).items() if hasattr(held, "__code__")]
+        for name in {"forward", *methods} - {"__init__"}:  # what that made is what is taken
+            if written(kind, name) != written(reference, name):
+                raise TypeError(
+                    f"from_module: {kind.__module__}.{kind.__qualname__}.{name} is not the code "
+                    "that was tuned\n  next: give a module of the class that was tuned; a class "
+                    "that was edited since is tuned again"
+                )
     named = dict(module.named_parameters()) | dict(module.named_buffers())
     found = {name: (str(t.dtype)[6:], list(t.shape)) for name, t in named.items()}
     if state is not None and found != state:

@@ -203,7 +203,7 @@ def _viewed(step: Node) -> str:
         return f"[{':, ' * a['axis']}{place}]"
     given = a["axes"] if step.op == "permute" else step.shape
     name = "reshape" if step.op == "view" else step.op  # of what lies in another order, a copy
-    return f".{name}(({', '.join(map(str, given))},))"
+    return f".{name}({tuple(given)})"
 
 
 def _is_seen_by_all(joint: Joint) -> bool:

@@ -152,7 +152,7 @@ class ModelNew(Model):
     @classmethod
     def from_module(cls, module):
         # A ModelNew of a live Model's parameters and buffers, which both then share.
-        return made_from(cls, module)
+        return made_from(cls, module, reference=Model)
 """
 
 
