@@ -203,6 +203,16 @@ def facts(payload, blobs):
     }, []
 
 
+def blas_threads(payload, blobs):
+    """How many threads NumPy's own products take."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    np.ones((2, 2)) @ np.ones((2, 2))
+    info = [pool for pool in threadpool_info() if "numpy" in pool["filepath"]]
+    return {"threads": [pool["num_threads"] for pool in info]}, []
+
+
 JOBS = {name: value for name, value in list(globals().items()) if callable(value)}
 
 

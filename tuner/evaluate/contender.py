@@ -22,12 +22,9 @@ __all__ = [
 
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 # For processes that answer probes and are not timed. Threads that spin where they wait take the
-# cores from the other process of a check: it took four times as long. NumPy's products of a few
-# thousand numbers wait for threads that the other process keeps from running: 1.2 ms, not 20 us,
-# and half of a check beside other work. Memory that is kept spares the page faults of each large
-# temporary: half of a check on a CPU.
+# cores from the other process of a check: it took four times as long. Memory that is kept spares
+# the page faults of each large temporary: half of a check on a CPU.
 QUIET = {
-    "OPENBLAS_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
