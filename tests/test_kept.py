@@ -148,6 +148,44 @@ def test_of_a_timed_call_nothing_is_asked_that_earlier_calls_change(tmp_path, re
     assert not model.mean.any()
 
 
+CONVERGES = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * READ
+
+
+def get_inputs():
+    return [torch.randn(64, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("read", ["torch.clamp(self.calls / 10, max=1.0)", "0.5"])
+def test_of_a_timed_call_nothing_is_asked_that_has_converged_since(tmp_path, read):
+    path = tmp_path / "reference.py"
+    path.write_text(CONVERGES.replace("READ", read))
+    problem = load_problem(path, {})
+    model, inputs = problem.make_model(1), problem.make_inputs(1)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for _ in range(20):
+        model(*inputs)
+    found = expected_of_call(problem, model, inputs, Accuracy(), buffers_before=before)
+    assert bool(found.oracle) == bool(found.baseline) == (read == "0.5")
+    assert int(model.calls) == 20
+
+
 SHORT_OF_MEMORY = """
 import resource, sys, torch
 from tuner.check import sums_of_errors

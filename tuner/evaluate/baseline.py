@@ -64,7 +64,9 @@ class Baseline(Giver):
         """Compute what a timed call is expected to return; in vain in float64 once at most."""
         inputs = self._timed.inputs.of_call(call)
         self._timed.last = None  # nobody asks for it
-        found = self._oracle.expected_of_call(self._timed.model, inputs, self._is_rough)
+        found = self._oracle.expected_of_call(
+            self._timed.model, inputs, self._is_rough, self._timed.buffers_before
+        )
         self._is_rough = found.is_rough
         self._timed.num_in_vain = self._oracle.num_in_vain
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +58,13 @@ class Oracle:
         return expected(self.problem, probe, self.accuracy, self.device, models=self._models)
 
     def expected_of_call(
-        self, model: torch.nn.Module, inputs: list[Any], is_rough: bool = False
+        self,
+        model: torch.nn.Module,
+        inputs: list[Any],
+        is_rough: bool = False,
+        buffers_before: Mapping[str, torch.Tensor] | None = None,
     ) -> Expected:
-        """Compute what one call of a module like `model` expects.
+        """Compute what one call of a module like `model` expects, as `timed_call` says.
 
         Where there is no memory for float64, and the call is so large that a contender which holds
         little of it is not to blame, what PyTorch itself answers stands for it; with `is_rough` it
@@ -67,9 +73,12 @@ class Oracle:
         Raises:
             ProblemError: the reference fails, or there is no memory.
         """
-        call = (self.problem, model, inputs, self.accuracy)
+        call = partial(
+            expected_of_call, self.problem, model, inputs, self.accuracy,
+            buffers_before=buffers_before,
+        )  # fmt: skip
         if is_rough:
-            return expected_of_call(*call, is_rough=True)
+            return call(is_rough=True)
         num_before = 0
 
         def note() -> None:
@@ -77,14 +86,14 @@ class Oracle:
             num_before = gpu_memory.num_shortages(self.device)
 
         try:
-            return expected_of_call(*call, on_wide=note)
+            return call(on_wide=note)
         except (ProblemError, RuntimeError) as error:
             said = f"{type(error).__name__}: {error}"
             if not (says_no_memory(said) and self._is_huge(inputs)):
                 raise
         gpu_memory.free_unused(self.device)  # of what failed
         self.num_in_vain += gpu_memory.num_shortages(self.device) - num_before
-        return expected_of_call(*call, is_rough=True)
+        return call(is_rough=True)
 
     def _is_huge(self, inputs: list[Any]) -> bool:
         """Whether the inputs, in float64, are much of all memory."""

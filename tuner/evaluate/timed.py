@@ -61,6 +61,7 @@ class Timed:
     def __init__(self, device: str, accuracy: Accuracy) -> None:
         self._device, self._accuracy = device, accuracy
         self._model: torch.nn.Module | None = None
+        self.buffers_before: dict[str, torch.Tensor] = {}  # of the reference, as it was taken
         self.inputs = RotatingInputs([])
         self.keeper = Keeper(device)
         self.last: LastCall | None = None
@@ -84,6 +85,7 @@ class Timed:
         """Time the reference on its own inputs from now on."""
         self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
         self.inputs = RotatingInputs(problem.make_inputs(WEIGHT_SEED, device=self._device))
+        self._keep_buffers()
 
     def take_data(self, problem: Problem, name: str, path: str = "") -> str:
         """Time the reference on other data from now on, by their name; say what they are.
@@ -98,7 +100,11 @@ class Timed:
         self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
         inputs, words = made_data(problem, self.model, name, WEIGHT_SEED, self._device, path)
         self.inputs = RotatingInputs(inputs)
+        self._keep_buffers()
         return words
+
+    def _keep_buffers(self) -> None:
+        self.buffers_before = {n: b.detach().clone() for n, b in self.model.named_buffers()}
 
     def measure(
         self,
