@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.compare import Error, Limits, compare, errors_of
 from tuner.check.crossing import Report, Script
 from tuner.check.exercise import CHUNK_ELEMENTS
-from tuner.check.noise import each_result
+from tuner.check.noise import each_result, noise
 from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import weighted_model
@@ -152,6 +152,11 @@ class Replay:
             y.add_(by.masked_fill_(is_held, 0.0))
 
         return self._play(True, lambda: each_result(move))
+
+    def rounded(self, seed: int) -> dict[str, torch.Tensor]:
+        """Play it in PyTorch's own arithmetic, with the last bits of each result moved."""
+        with math_mode(self.accuracy):
+            return self._play(False, lambda: noise(seed=seed))[1]
 
     def _play(
         self, is_exact: bool, around: Callable[[], contextlib.AbstractContextManager[Any]]

@@ -53,7 +53,7 @@ def is_noisy(probe: Probe) -> bool:
 
 
 @contextlib.contextmanager
-def noise(keeps_copies: bool = False) -> Iterator[None]:
+def noise(keeps_copies: bool = False, seed: int = 0) -> Iterator[None]:
     """Move each floating-point number that an operation makes inside, at random.
 
     With `keeps_copies` a copy stays as it is: where what is far from 0 is brought near to it, the
@@ -65,7 +65,9 @@ def noise(keeps_copies: bool = False) -> Iterator[None]:
         if keeps_copies and func is torch.ops.aten.clone.default:
             return
         eps = MOST_ULPS * torch.finfo(y.dtype).eps
-        generator = generators.setdefault(y.device, torch.Generator(y.device))
+        generator = generators.get(y.device)
+        if generator is None:
+            generators[y.device] = generator = torch.Generator(y.device).manual_seed(seed)
         drawn = torch.empty_like(y).uniform_(-eps, eps, generator=generator)
         y.mul_(drawn.add_(1.0))
 

@@ -20,15 +20,12 @@ from dataclasses import dataclass
 
 from tuner.check.compare import (
     ULP,
-    ZERO,
     Comparison,
     Error,
     Limits,
     compare,
     compare_all,
     first_beyond,
-    gradient_limits,
-    limits_of,
 )
 from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, offence, received
@@ -37,6 +34,7 @@ from tuner.check.expected import Expected
 from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
 from tuner.check.history import BEFORE_CALL
 from tuner.check.kinks import errors_at_kinks, note_at_kinks
+from tuner.check.luck import is_gradient, limits_of_all
 from tuner.check.noise import UNUSUAL, is_noisy
 from tuner.check.own_work import note_of, notes_of
 from tuner.check.probe import Probe
@@ -81,7 +79,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     }  # fmt: skip
     errors = compare_all(comparisons, accuracy)
     behaviour = judge_behaviour(expected, answer) or _unasked_gradient(expected, answer)
-    limits = _limits_of_all(expected, accuracy)
+    limits = limits_of_all(expected, errors, accuracy)
     compared = _Compared(expected, answer, errors, limits, accuracy)
     values = compared.judge_values()
     of_gradient = "" if values else compared.judge_gradients()
@@ -133,14 +131,14 @@ class _Compared:
     def judge_values(self) -> str:
         """Judge outputs and buffers by the class of accuracy."""
         for name, error in self.errors.items():
-            if not _is_gradient(name) and (where := self._offence(name)):
+            if not is_gradient(name) and (where := self._offence(name)):
                 said = diagnosis(self.expected, self.answer, name, error)
                 return where + (f"; {said}" if said else "")
         return ""
 
     def judge_gradients(self) -> str:
         """Judge gradients, all of which must be there."""
-        names = [name for name in self.expected.oracle if _is_gradient(name)]
+        names = [name for name in self.expected.oracle if is_gradient(name)]
         if self._is_detached():
             return "the output is detached: it has no gradient, and nothing was raised"
         for name in names:
@@ -169,7 +167,7 @@ class _Compared:
             return False
         for name, error in self.errors.items():
             limits = self.limits[name]
-            if not _is_gradient(name) and not limits.accepts(error):
+            if not is_gradient(name) and not limits.accepts(error):
                 want, unjudged = self.expected.oracle[name], self.expected.unjudged.get(name)
                 both = received(self.answer, want, name), want
                 share = first_beyond(*both, unjudged, error, limits, self.accuracy)[1]
@@ -320,45 +318,10 @@ def _shortened(text: str, limit: int = 600) -> str:
     return f"{text[:limit]} ... ({len(text) - limit} characters more)"
 
 
-def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
-    """Return the limits of every tensor that is compared, by name."""
-    largest = max(
-        (e.largest for n, e in expected.baseline.items() if _is_gradient(n)), default=0.0
-    )
-    # Where those of a row or a column are equal all may cancel, as a softmax's do. Elsewhere what
-    # is small has a size of its own.
-    if expected.probe.gradient_layout in ("of_row_sums", "of_sum"):
-        given = [t for n, t in expected.question.tensors.items() if n.startswith("grad.")]
-        incoming = max((float(t.abs().max()) for t in given if t.numel()), default=0.0)
-        largest = incoming if largest < ZERO * incoming else largest
-    types = {name: str(dtype).removeprefix("torch.") for name, dtype in expected.dtypes.items()}
-    return {
-        name: gradient_limits(baseline, largest, accuracy, dtype=types[name])
-        if _is_gradient(name)
-        else limits_of(
-            name,
-            baseline,
-            expected.num_rows,
-            accuracy,
-            dtype=types[name],
-            converted=expected.probe.dtype_at(
-                int(name[4:].partition(".")[0])
-                if name.startswith("call")
-                else expected.probe.calls
-            ),
-        )
-        for name, baseline in expected.baseline.items()
-    }
-
-
-def _is_gradient(name: str) -> bool:
-    return name.startswith(("grad", "tangent"))
-
-
 def _unasked_gradient(expected: Expected, answer: Answer) -> str:
     """Name a gradient that the reference does not have: None and zeros are not the same."""
-    more = [name for name in answer.tensors if _is_gradient(name) and name not in expected.oracle]
-    if not more or not any(map(_is_gradient, expected.oracle)):
+    more = [name for name in answer.tensors if is_gradient(name) and name not in expected.oracle]
+    if not more or not any(map(is_gradient, expected.oracle)):
         return ""
     return f"{label_of(more[0])} is there, where the reference has none: weights would decay"
 
