@@ -443,6 +443,20 @@ REFUSALS = {
         ":9: .*writes to its input 'x'",
         "clone",
     ),
+    "a count of calls": (
+        "self._calls = 0",
+        "self._calls += 1;return x * min(1.0, self._calls / 10)",
+        X,
+        r":9: Model.forward changes self._calls with each call \(1, then 2\)",
+        r'register_buffer\("_calls"',
+    ),
+    "a list that grows": (
+        "self.inner = nn.Identity(); self.inner.sizes = []",
+        "self.inner.sizes.append(len(x));return x.exp()",
+        X,
+        r"changes self.inner.sizes with each call",
+        "next",
+    ),
     "a list of tensors": (
         "pass",
         "return x[0]",
@@ -490,6 +504,10 @@ def test_what_cannot_be_a_graph_is_refused_with_line_and_next_step(name, tmp_pat
     first, _, rest = message.partition("\n  next: ")
     assert re.search(reason, first, re.DOTALL), message
     assert rest and re.search(advice, f"next: {rest}"), message
+
+
+def test_an_attribute_may_be_set_by_the_first_call(tmp_path):
+    captured(tmp_path, "self.seen = None", "self.seen = len(x);return x.exp()", X)
 
 
 def test_a_constructor_may_read_numbers_that_are_the_same_each_time(tmp_path):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.constructing import constructed, conversions_of_fakes
+from tuner.capture.counted import require_same_settings
 from tuner.capture.explaining import explained
 from tuner.capture.recurrent import recurrent_by_shape
 from tuner.capture.returning import Returns, with_bare_tensors
@@ -85,6 +86,7 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
             program = _recorded(model, values)
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
+            require_same_settings(problem, model, lambda: model(*values))
         state = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
