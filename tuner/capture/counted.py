@@ -49,7 +49,7 @@ def require_same_settings(
 
 
 def _plain(model: torch.nn.Module) -> dict[tuple[str, str], object]:
-    """Return copies of the attributes that are numbers, words or lists of these, by their place."""
+    """Return copies of the attributes that are numbers, words or lists of these, by place."""
     import torch
 
     plain, own = (bool, int, float, str), vars(torch.nn.Module())
