@@ -163,12 +163,17 @@ def test_calls_and_steps_are_decided_apart_and_said_in_words():
     assert found.rows == {"call": ANY_ROWS, "step": (8, 8)}
     words = "steps of training: the module's own forward below 8 rows and above 8 rows"
     assert found.words == (words,)
-    assert found.brief == "kernels run at any number of rows in calls, at 8 to 8 rows in steps"
+    assert found.brief == (
+        "kernels run at any number of rows in calls without gradients, at 8 to 8 rows in steps of "
+        "training"
+    )
     assert from_json(ByBatch, to_json(found)) == found
     fewer = without_steps_in(found)
     assert fewer.words == ("steps of training: PyTorch's own at any number of rows",)
     assert {one.way for one in fewer.measured} == {"call"}
-    assert fewer.brief == "kernels run at any number of rows in calls, never in steps"
+    assert fewer.brief == (
+        "kernels run at any number of rows in calls without gradients, never in steps of training"
+    )
     everywhere = [at(n, 2.0, way=way) for n in (1, 8) for way in ("call", "step")]
     assert rows_taken(everywhere, 8) == {} and not ByBatch(8).words
 
@@ -537,17 +542,20 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     trials = make_trials(30)
     run = make_run(tmp_path, trials, make_result(trials))
     shown = summary(run)
-    line = "kernels run from 64 rows on in calls, from 1024 rows on in steps"
+    line = (
+        "kernels run from 64 rows on in calls without gradients, from 1024 rows on in steps of "
+        "training"
+    )
     exported = make_result(trials).exported
-    assert exported is not None and any(line in remark for remark in remarks_on(exported))
+    assert exported is not None and any(line in remark for remark in remarks_on(exported, ""))
     noted = replace(exported.check, notes=(f"{FEW_ROWS_WORDS} (mul): below 64 in calls",))
-    assert not any(line in remark for remark in remarks_on(replace(exported, check=noted)))
+    assert not any(line in remark for remark in remarks_on(replace(exported, check=noted), ""))
     ended = replace(found, rows={"call": (64, 2048)})
     result = replace(exported, check=noted, by_batch=ended)
-    assert any("at 64 to 2048 rows" in remark for remark in remarks_on(result))
-    assert shown.rows == line
+    assert any("at 64 to 2048 rows" in remark for remark in remarks_on(result, ""))
+    assert shown.rows.startswith(line)
     assert replace(found, rows={"call": (64, MOST), "step": (64, MOST)}).brief == (
-        "kernels run from 64 rows on in calls and steps"
+        "kernels run from 64 rows on in calls without gradients and steps of training"
     )
     page = page_of(run)
     assert f"{line}; elsewhere the module's own forward runs" in page.text

@@ -24,6 +24,9 @@ in eval mode, where a file has kernels of its own for that."""
 WAYS: dict[Way, str] = {
     "call": "calls", "step": "steps of training", "eval": "calls in eval mode",
 }  # fmt: skip
+BRIEF_WAYS: dict[Way, str] = {
+    "call": "calls without gradients", "step": "steps of training", "eval": "eval mode",
+}  # fmt: skip
 MOST = 2**63 - 1  # no tensor has more rows
 ANY_ROWS = (1, MOST)
 NO_ROWS = (MOST, 0)
@@ -148,7 +151,7 @@ class ByBatch:
                 where = f"at {fewest} to {most} rows"
             where += ", with gaps," if way in self.gaps else ""
             if way in self.rows:
-                parts.setdefault(where, []).append("eval mode" if way == "eval" else f"{way}s")
+                parts.setdefault(where, []).append(BRIEF_WAYS[way])
         said = [f"{where} in {' and '.join(ways)}" for where, ways in parts.items()]
         return f"kernels run {', '.join(said)}" if said else ""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tuner.by_batch import FEW_ROWS_WORDS, MOST, WORST
+from tuner.capture.rows_text import has_rows, ways_in
 from tuner.errors import WorkerError
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
@@ -21,14 +22,18 @@ __all__ = [
     "structure", "tied", "why_nothing_correct",
 ]  # fmt: skip
 
+ELSEWHERE = "elsewhere the module's own forward runs"
 KILLED = describe_exit(-signal.SIGKILL)
 BADLY = 0.8  # of PyTorch's speed: slower than that, whatever the scatter
 MAX_KILLED = 3  # times that a check or a race is begun whose processes something else kills
 Verdict = TypeVar("Verdict")
 
 
-def remarks_on(exported: Finalist) -> list[str]:
-    """Say how fast a step of training is, where else it is slower, and where kernels run."""
+def remarks_on(exported: Finalist, model_new: str) -> list[str]:
+    """Say how fast a step of training is, where else it is slower, and where kernels run.
+
+    `model_new` is the text of the operator's module.
+    """
     remarks = []
     if (data := exported.depends_on) is not None:
         assert exported.interval is not None
@@ -48,7 +53,10 @@ def remarks_on(exported: Finalist) -> list[str]:
         ends = any(most != MOST for _, most in by_batch.rows.values())
         notes = exported.check.notes
         if ends or not any(note.startswith(FEW_ROWS_WORDS) for note in notes):
-            remarks.append(f"{said}; elsewhere the module's own forward runs")
+            remarks.append(f"{said}; {ELSEWHERE}")
+    elif by_batch is None and not has_rows(model_new):
+        without = "" if "step" in ways_in(model_new) else " without gradients"
+        remarks.append(f"kernels run in calls{without} of the tuned sizes alone; {ELSEWHERE}")
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks

@@ -119,7 +119,7 @@ class Verification:
         if together is not None:
             self._accept(believed, entries)
             exported, is_fallback = together, False
-            notes += remarks_on(exported)
+            notes += remarks_on(exported, self.planned.family.model_new)
         elif is_fallback:
             self._accept(believed, entries)
             exported, more = self.instead.pytorch(exported)
@@ -127,7 +127,7 @@ class Verification:
         else:
             self._accept(believed, entries, winner)
             exported, more = self.instead.without_slow_steps(by_number[winner], exported)
-            notes += [*more, *remarks_on(exported)]
+            notes += [*more, *remarks_on(exported, self.planned.family.model_new)]
         compiled = None
         if exported.check.is_accepted:
             compiled = self.rival.result(exported, self.run.export_path, self.schedule)

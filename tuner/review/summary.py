@@ -47,7 +47,7 @@ from tuner.review.workloads import (
     workloads_of,
 )  # fmt: skip
 from tuner.run import Outlook, Run
-from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
+from tuner.trial import Compiled, Finalist, Interval, ProbeResult, Result, Status, Trial
 from tuner.wording import percent
 
 __all__ = [
@@ -195,9 +195,7 @@ def summary_of(run_data: RunData) -> Summary:
         rewrites=tuple(r.words for r in run_data.module.outline.rewrites)
         if run_data.module
         else (),
-        rows=finalist.by_batch.brief
-        if finalist is not None and finalist.by_batch is not None
-        else "",
+        rows=_rows_words(result, finalist),
         export_path=export_path,
         reproduce=environment.command,
         export_command=f"tune export {run_data.run.path}",
@@ -293,6 +291,13 @@ def _error_words(probes: Sequence[ProbeResult]) -> str:
     )
 
 
+def _rows_words(result: Result | None, finalist: Finalist | None) -> str:
+    """Return where a file takes kernels; empty where it always does."""
+    noted = next((n for n in result.notes if n.startswith("kernels run")), "") if result else ""
+    by_batch = finalist.by_batch if finalist is not None else None
+    return noted or (by_batch.brief if by_batch is not None else "")
+
+
 def _compiled_words(compiled: Compiled | None) -> str:
     """Return how torch.compile did beside the exported file; empty where it was not asked for."""
     if compiled is None:
@@ -309,11 +314,11 @@ def _compiled_words(compiled: Compiled | None) -> str:
 
 # ---- the terminal ---------------------------------------------------------------------------
 
-_MAX_LINES, _LABEL = 22, 10
+_MAX_LINES, _LABEL = 24, 10
 
 
 def format_summary(summary: Summary) -> str:
-    """Return the summary as plain text: at most 22 lines of at most 80 columns.
+    """Return the summary as plain text: at most 24 lines of at most 80 columns.
 
     It has a line or two more for each workload beyond the second.
     """
@@ -326,6 +331,7 @@ def format_summary(summary: Summary) -> str:
     pairs = [
         ("verdict", s.verdict + (f"; {s.certainty}" if s.certainty else "")),
         ("but", s.caveat),
+        ("kernels", s.rows.removeprefix("kernels ")),
         ("workloads", rows[0]),
         *(("", row) for row in rows[1:]),
         (
@@ -354,12 +360,13 @@ def format_summary(summary: Summary) -> str:
         if text:
             lines += wrapped_words(label, text, _LABEL, 3 if label == "run" else 2)
     most = _MAX_LINES + sum(len(wrapped_words("", row, _LABEL, 2)) for row in rows[1:])
-    for number, advice in enumerate(s.warnings):
+    warnings = [advice for advice in s.warnings if advice.text != s.rows]
+    for number, advice in enumerate(warnings):
         text = advice.text + (f"; {advice.remedy}" if advice.remedy else "")
         more = wrapped_words("warning", text, _LABEL, 2)
-        is_last = number == len(s.warnings) - 1
+        is_last = number == len(warnings) - 1
         if len(lines) + len(more) > most - (0 if is_last else 1):
-            left = count_words(len(s.warnings) - number, "more warning")
+            left = count_words(len(warnings) - number, "more warning")
             lines.append(f"{left} in the report")
             break
         lines += more
