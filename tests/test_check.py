@@ -33,6 +33,7 @@ from tuner.check.probe import Probe
 from tuner.check.probes import screening_probes, thorough_probes
 from tuner.check.produce import answer
 from tuner.check.refusals import tamer
+from tuner.check.traits import traits_of
 from tuner.check.verdict import CLOSE, judge, merge
 from tuner.errors import ProblemError
 from tuner.evaluate.judging import Judge
@@ -609,6 +610,19 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
             return tuple(y.clone() for y in self.first) if several else self.first.clone()
 
     asked_until_found(problem, Replay, expectations, "output of call 2")
+
+
+@pytest.mark.parametrize("mode", ["", " if self.training else self.n"])
+def test_what_counts_calls_in_eval_mode_is_not_called_by_several_threads_at_once(mode, tmp_path):
+    forward = f"(a * (self.n.add_(1){mode}).clamp(max=10), a)[0]"
+    text = reference_of(forward, "torch.rand(64, 32)", "self.register_buffer('n', torch.ones(()))")
+    problem = load_reference(tmp_path, text)
+    traits = traits_of(problem, problem.make_model(0), "cpu")
+    assert traits.updates_in_eval == (mode == "")
+    probes = thorough_probes(SEED, problem.num_rows(), traits=traits)
+    assert any(p.at_once == "one module" for p in probes) == (mode != "")
+    check = verdict(problem, problem.module.Model, expect_all(problem, probes))
+    assert check.is_accepted, check.reason
 
 
 def test_a_sum_may_pass_the_largest_number_on_its_way_and_come_back(tmp_path):

@@ -184,10 +184,11 @@ def _threads(ask: Asker) -> Iterator[Probe]:
     """More threads than places that a module may have for them: a user's, and PyTorch's."""
     few = ask.extent.rows_each(4 * MANY)  # with its answers and copies of them
     is_heavy = ask.extent.num_rows is not None and few < min(ask.extent.num_rows, FEWEST)
-    yield ask.probe(
-        "many threads, eval", "threads", mode="eval", distribution="normal", calls=MANY,
-        at_once="one module", **{"batch": few} if is_heavy else {},
-    )  # fmt: skip
+    if not ask.traits.updates_in_eval:
+        yield ask.probe(
+            "many threads, eval", "threads", mode="eval", distribution="normal", calls=MANY,
+            at_once="one module", **{"batch": few} if is_heavy else {},
+        )  # fmt: skip
     rows = 2 * MANY_OF_PYTORCH[1]
     if ask.extent.num_rows is not None and ask.extent.holds(rows):
         yield _graded(

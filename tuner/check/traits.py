@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.check.offers import (
     attributes_of,
@@ -12,7 +14,7 @@ from tuner.check.offers import (
     methods_of,
     takes_numbers,
 )
-from tuner.check.parts import alike, is_norm, vectors
+from tuner.check.parts import alike, copied, is_norm, vectors
 from tuner.check.touches import like_inputs, matrices, scalars
 from tuner.errors import ProblemError
 from tuner.problem.reference import Problem
@@ -49,6 +51,7 @@ class Traits:
     num_like_inputs: int = 2  # tensors of the module that are as large as a row of an input
     takes_numbers: bool = True  # floats among the arguments of `forward`
     has_sizes: bool = True  # whole numbers among the arguments of the constructor
+    updates_in_eval: bool = False  # buffers, so that calls in several threads race
 
 
 def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
@@ -82,4 +85,18 @@ def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
         num_like_inputs=len(like_inputs(model, given)),
         takes_numbers=takes_numbers(model, given),
         has_sizes=bool(problem.options("sizes")),
+        updates_in_eval=_updates_in_eval(problem, model, given),
     )
+
+
+def _updates_in_eval(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> bool:
+    """Whether a call in eval mode changes a buffer."""
+    import torch
+
+    if next(model.buffers(), None) is None:
+        return False
+    called = copied(model).eval()
+    with torch.no_grad(), contextlib.suppress(ProblemError):
+        problem.call(called, values)
+    pairs = zip(model.buffers(), called.buffers(), strict=False)
+    return not all(torch.equal(before, after) for before, after in pairs)

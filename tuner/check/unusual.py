@@ -64,9 +64,12 @@ def unusual_probes(ask: Asker) -> list[Probe]:
         ask.graded("mode changed before", "edited before", edits="mode"),
         ask.graded("called on fewer rows before", "history", edits="rows"),
         ask.graded("served in inference mode before", "inference", before=(("infer",),)),
-        ask.probe(
-            "threads, eval", "threads", mode="eval", calls=NUM_THREADS, at_once="one module",
-            gradients="plain_inputs", backward=tuple(range(NUM_THREADS)),
+        *(
+            ask.probe(
+                "threads, eval", "threads", mode="eval", calls=NUM_THREADS, at_once="one module",
+                gradients="plain_inputs", backward=tuple(range(NUM_THREADS)),
+            )
+            for _ in range(not ask.traits.updates_in_eval)
         ),
         ask.probe(
             "arguments by keyword", "keywords", by_keyword=True, is_extra=True,

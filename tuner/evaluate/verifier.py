@@ -185,7 +185,10 @@ class Verifier:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
         fewest = taken.fewest_rows(probes)
         verdict = merge(results, self._accuracy, is_thorough=True, fewest=fewest)
-        unasked = [*_unjudged(probes), *self._fewer.notes(probes)] if verdict.is_accepted else []
+        unasked: list[str] = []
+        if verdict.is_accepted:
+            unasked = [*_unjudged(probes), *self._fewer.notes(probes)]
+            unasked += [RACES] * self._about["traits"]["updates_in_eval"]
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
 
     def _verdicts(
@@ -377,6 +380,12 @@ def _needs_of(about: Mapping[str, Any], *, is_gpu: bool) -> Needs:
         about["fixed_elements"], about["is_fixed"],
     )  # fmt: skip
     return Needs(extent, float(about["state_elements"]), float(about["total_bytes"]))
+
+
+RACES = (
+    "one module was not called by several threads at once: the reference changes its buffers in "
+    "eval mode, so that its own answers depend on which call is first"
+)
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:
