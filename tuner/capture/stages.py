@@ -125,7 +125,8 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     outputs = tuple(real_name(graph, name) for name in graph.outputs)
     for name, real in [*zip(graph.outputs, outputs, strict=True), *updates.items()]:
         if real not in nodes or not isinstance(viewed(graph, real), Node):
-            raise refusal(None, f"the result {name} is {real} as it is")
+            then = "leave it out of what forward returns, whose caller has it"
+            raise refusal(None, f"the result {name} is {real} as it is given", then=then)
     left = [
         n
         for n in graph.nodes
