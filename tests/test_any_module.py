@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from pathlib import Path
 
@@ -615,6 +616,17 @@ def test_a_live_modules_weights_are_taken_and_shared(tmp_path):
     live.w = torch.nn.Parameter(torch.ones(99))
     with pytest.raises(TypeError, match=r"w: float32 \[99\], not float32 \[100\]"):
         module["ModelNew"].from_module(live)
+
+
+def test_forward_is_declared_as_the_references(tmp_path):
+    text = text_of("softmax").replace("forward(self, x)", "forward(self, x, *, by=1.0, at=None)")
+    _, made = derive(tmp_path, "softmax", text.replace("return ", "return by * ", 1))
+    module = module_of(load_family(made.name, [made.folder]).model_new)
+    module["fused_device"] = torch.device("cpu")
+    model, x = module["ModelNew"](), torch.ones(37, 100)
+    assert "by=" in text and "at" in inspect.signature(model.forward).parameters
+    assert inspect.signature(model.forward) == inspect.signature(module["Model"]().forward)
+    assert torch.allclose(model(x, by=3.0).sum(-1), torch.tensor(3.0))  # the reference's own
 
 
 def test_a_live_module_of_other_code_is_refused(tmp_path):

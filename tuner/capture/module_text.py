@@ -111,7 +111,7 @@ def model_new(
         step: the text of `Step`, "" where the reference takes steps of training.
     """
     names = [a.name for a in graph.arguments]
-    parameters, asks_more = parameters_of(reference, names)
+    head, asks_more = parameters_of(reference, names)
     numbers = numbers_of(graph)
     place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
@@ -147,7 +147,7 @@ def model_new(
         usual=usual,
         known=KNOWN_TEXT,
         names=", ".join(names),
-        parameters=parameters,
+        head=head,
         asks_first=asks_more + asks_first,
         asks_rows=indent(asks_rows, "    "),
         arguments=", ".join(arguments),
@@ -214,6 +214,7 @@ _USUAL = """\
 {reference}
 
 
+import functools
 import types
 import weakref
 from operator import is_
@@ -360,7 +361,7 @@ _MODULE = """\
         # What torch.jit.script takes: it reads the text of forward, and knows nothing of ours.
         return made_from(Model, self)
 
-    def forward(self, {parameters}):
+    {head}
 {asks_first}        fused_state, fused_step = known_call(self, {names})
         fused_run = at_once
         if fused_state is None:

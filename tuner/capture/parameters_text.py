@@ -12,7 +12,7 @@ __all__ = ["parameters_of"]
 
 
 def parameters_of(reference: str, names: Sequence[str]) -> tuple[str, str]:
-    """Return the parameters as they are declared, and what forward asks of them before all else.
+    """Return the head of forward, and what it asks of its arguments before all else.
 
     Args:
         reference: the text of the module's file. Where it neither writes `Model.forward` itself
@@ -21,13 +21,13 @@ def parameters_of(reference: str, names: Sequence[str]) -> tuple[str, str]:
     """
     arguments = _declared_in(reference)
     if arguments is None:
-        return ", ".join(names), ""
+        return _head(names), ""
     given = [a.arg for a in (*arguments.posonlyargs, *arguments.args)][1:]
     defaults = given[len(given) - len(arguments.defaults) :] if arguments.defaults else []
     optional = [name for name in names if name in defaults]
     has_more = len(given) > len(names) or arguments.kwonlyargs or arguments.kwarg
     if not optional and not has_more:
-        return ", ".join(names), ""
+        return _head(names), ""
     declared = [f"{name}={_ABSENT}" if name in optional else name for name in names]
     fixed = [name for name in names if name not in optional]
     named = "".join(f"({name!r}, {name}), " for name in optional)
@@ -42,9 +42,15 @@ def parameters_of(reference: str, names: Sequence[str]) -> tuple[str, str]:
         "**fused_given, **fused_named)",
     ]
     text = "".join(f"        {line}\n" for line in lines)
-    return ", ".join([*declared, "*fused_more", "**fused_named"]), text
+    # For who asks how it is declared, as trainers do that choose columns by that.
+    return _WRAPPED + _head([*declared, "*fused_more", "**fused_named"]), text
 
 
+def _head(parameters: Sequence[str]) -> str:
+    return f"def forward(self, {', '.join(parameters)}):"
+
+
+_WRAPPED = "@functools.wraps(Model.forward, assigned=(), updated=())\n    "
 _ABSENT = "Ellipsis"  # a constant of Python's that no forward is given
 _OF_LIVE = "_LIVE_FORWARD"  # how a live module's forward is declared, in its file
 
