@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from test_check import FLOAT32, ask_all, expect_all, load_reference, reference_of
 
 from tuner.check.probe import Probe
+from tuner.check.timed_call import expected_of_call
 from tuner.check.verdict import judge
+from tuner.evaluate.kept import NUM_ELEMENTS, wrong_element
 
 NUM_DRAWS = 60
 
@@ -48,3 +51,23 @@ def test_another_order_of_a_sum_is_right_where_pytorch_was_lucky(loss, expectati
 def test_fewer_bits_are_wrong_in_nearly_all_draws(loss, expectations):
     found = results(loss, expectations, lambda a, b: (a.half() * b.half()).float().sum())
     assert sum(not r.is_accepted for r in found) >= 0.9 * NUM_DRAWS
+
+
+def test_of_a_timed_call_a_number_may_be_as_far_off_as_luck_makes_it(loss):
+    """As a call in another order is; one that left out a row, or is of fewer bits, is not."""
+    wrong = {"order": 0, "row": 0, "bits": 0}
+    for draw in range(NUM_DRAWS):
+        torch.manual_seed(draw)
+        a, b = torch.randn(64, 48), torch.randn(64, 48)
+        expected = expected_of_call(loss, loss.make_model(0), [a, b], FLOAT32)
+        kinds = expected.report.kinds[0]
+        answers = {
+            "order": (a * b).sum(0).flip(0).sum(),
+            "row": (a * b)[1:].sum(),
+            "bits": (a.half() * b.half()).float().sum(),
+        }
+        for name, answer in answers.items():
+            kept = {"call0.output0": answer.expand(NUM_ELEMENTS)}
+            places = {"call0.output0": torch.zeros(NUM_ELEMENTS, dtype=torch.int64)}
+            wrong[name] += bool(wrong_element(expected, kinds, places, kept, FLOAT32))
+    assert wrong["order"] == 0 and wrong["row"] == NUM_DRAWS and wrong["bits"] > 0.5 * NUM_DRAWS

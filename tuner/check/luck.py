@@ -15,7 +15,7 @@ from tuner.check.expected import Expected
 from tuner.errors import says_no_memory
 from tuner.problem.accuracy import Accuracy
 
-__all__ = ["is_gradient", "limits_of_all"]
+__all__ = ["FEW", "MOST_LUCK", "is_gradient", "limits_of_all"]
 
 FEW = 8  # elements
 NUM_DRAWS = 5  # of roundings: that none of them moves a number by a tenth of what is usual
