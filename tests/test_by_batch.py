@@ -164,15 +164,14 @@ def test_calls_and_steps_are_decided_apart_and_said_in_words():
     words = "steps of training: the module's own forward below 8 rows and above 8 rows"
     assert found.words == (words,)
     assert found.brief == (
-        "kernels run at any number of rows in calls without gradients, at 8 to 8 rows in steps of "
-        "training"
+        "kernels run without gradients at any number of rows, with gradients at 8 to 8 rows"
     )
     assert from_json(ByBatch, to_json(found)) == found
     fewer = without_steps_in(found)
     assert fewer.words == ("steps of training: PyTorch's own at any number of rows",)
     assert {one.way for one in fewer.measured} == {"call"}
     assert fewer.brief == (
-        "kernels run at any number of rows in calls without gradients, never in steps of training"
+        "kernels run without gradients at any number of rows, with gradients never"
     )
     everywhere = [at(n, 2.0, way=way) for n in (1, 8) for way in ("call", "step")]
     assert rows_taken(everywhere, 8) == {} and not ByBatch(8).words
@@ -542,10 +541,7 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     trials = make_trials(30)
     run = make_run(tmp_path, trials, make_result(trials))
     shown = summary(run)
-    line = (
-        "kernels run from 64 rows on in calls without gradients, from 1024 rows on in steps of "
-        "training"
-    )
+    line = "kernels run without gradients from 64 rows on, with gradients from 1024 rows on"
     exported = make_result(trials).exported
     assert exported is not None and any(line in remark for remark in remarks_on(exported, ""))
     noted = replace(exported.check, notes=(f"{FEW_ROWS_WORDS} (mul): below 64 in calls",))
@@ -553,12 +549,12 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     ended = replace(found, rows={"call": (64, 2048)})
     result = replace(exported, check=noted, by_batch=ended)
     assert any("at 64 to 2048 rows" in remark for remark in remarks_on(result, ""))
-    assert shown.rows.startswith(line)
+    assert shown.rows == f"{line}; elsewhere the module's own forward runs"
     assert replace(found, rows={"call": (64, MOST), "step": (64, MOST)}).brief == (
-        "kernels run from 64 rows on in calls without gradients and steps of training"
+        "kernels run without gradients and with gradients from 64 rows on"
     )
     page = page_of(run)
-    assert f"{line}; elsewhere the module's own forward runs" in page.text
+    assert shown.rows in page.text and f"{shown.rows};" not in page.text
     assert page.data["charts"]["rows"]["figure"]["data"]
     (table_shown,) = [t for name, t in page.tables.items() if "what the file runs there" in name]
     assert table_shown == [head, *table]

@@ -18,6 +18,7 @@ import pytest
 import torch
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
+from tuner.capture.rows_text import ROWS_TEXT
 from tuner.config.run_config import load_config
 from tuner.environment import Environment
 from tuner.errors import DeviceError, ProblemError, WorkerError
@@ -836,8 +837,8 @@ def test_a_file_whose_time_depends_on_the_values_is_noted():
     raced = Finalist(3, check, interval(4.9, 5.1))
     same = replace(raced, others=on_ordinary(interval(4.9, 5.1)))
     other = replace(raced, others=on_ordinary(interval(2.4, 2.6)))
-    assert remarks_on(same) == []
-    assert remarks_on(other) == [
+    assert remarks_on(same, ROWS_TEXT) == []
+    assert remarks_on(other, ROWS_TEXT) == [
         "with weights as after training and normal inputs in place of the reference's own it runs "
         "at 2.50x, not 5.00x: its time depends on them"
     ]

@@ -53,6 +53,17 @@ def test_fewer_bits_are_wrong_in_nearly_all_draws(loss, expectations):
     assert sum(not r.is_accepted for r in found) >= 0.9 * NUM_DRAWS
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_does_not_cancel_is_not_given_more(dtype, tmp_path):
+    inputs = f"torch.randn(64, 48).to(torch.{dtype}), torch.randn(64, 48).to(torch.{dtype})"
+    reference = load_reference(tmp_path, reference_of("(a - b).square().mean()", inputs))
+    probes = [Probe(f"draw {n}", batch=64, seed_inputs=n) for n in range(12)]
+    expectations = expect_all(reference, probes)
+    off = 1.03 if dtype == "bfloat16" else 1.000003
+    found = results(reference, expectations, lambda a, b: (a - b).square().mean() * off)
+    assert not any(r.is_accepted for r in found)
+
+
 def test_of_a_timed_call_a_number_may_be_as_far_off_as_luck_makes_it(loss):
     """As a call in another order is; one that left out a row, or is of fewer bits, is not."""
     wrong = {"order": 0, "row": 0, "bits": 0}

@@ -167,7 +167,7 @@ def test_why_a_step_of_training_was_not_timed_is_said(task, tmp_path):
     reported = finalist(0, Check(True, "float32"), race, 1)
     assert reported.interval is not None and reported.step is None
     assert reported.step_failure == "broken.py: no kernel for this"
-    assert remarks_on(reported)[-1].endswith("was not timed: broken.py: no kernel for this")
+    assert remarks_on(reported, "")[-1].endswith("was not timed: broken.py: no kernel for this")
 
 
 HUNGRY = """

@@ -25,7 +25,7 @@ WAYS: dict[Way, str] = {
     "call": "calls", "step": "steps of training", "eval": "calls in eval mode",
 }  # fmt: skip
 BRIEF_WAYS: dict[Way, str] = {
-    "call": "calls without gradients", "step": "steps of training", "eval": "eval mode",
+    "call": "without gradients", "step": "with gradients", "eval": "in eval mode",
 }  # fmt: skip
 MOST = 2**63 - 1  # no tensor has more rows
 ANY_ROWS = (1, MOST)
@@ -152,7 +152,7 @@ class ByBatch:
             where += ", with gaps," if way in self.gaps else ""
             if way in self.rows:
                 parts.setdefault(where, []).append(BRIEF_WAYS[way])
-        said = [f"{where} in {' and '.join(ways)}" for where, ways in parts.items()]
+        said = [f"{' and '.join(ways)} {where}" for where, ways in parts.items()]
         return f"kernels run {', '.join(said)}" if said else ""
 
     @property

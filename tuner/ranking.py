@@ -56,7 +56,7 @@ def remarks_on(exported: Finalist, model_new: str) -> list[str]:
             remarks.append(f"{said}; {ELSEWHERE}")
     elif by_batch is None and not has_rows(model_new):
         without = "" if "step" in ways_in(model_new) else " without gradients"
-        remarks.append(f"kernels run in calls{without} of the tuned sizes alone; {ELSEWHERE}")
+        remarks.append(f"kernels run{without} at the tuned sizes alone; {ELSEWHERE}")
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks

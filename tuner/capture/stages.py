@@ -132,7 +132,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         for n in graph.nodes
         if real_name(graph, n.name) == n.name
         and n.op not in ("full", "index")
-        and graph.buffer_updates.get(_counted(n)) != n.name
+        and n.name not in {graph.buffer_updates[buffer] for buffer in counters}
     ]
     left = _live(graph, left, {*outputs, *updates.values()})
     left = _stored_or_read(graph, left, {*outputs, *updates.values()})
@@ -343,7 +343,8 @@ def _counters(graph: Graph) -> dict[str, int]:
     found = {}
     for buffer, name in graph.buffer_updates.items():
         node = graph.value(name)
-        if isinstance(node, Node) and _counted(node) == buffer and name not in graph.outputs:
+        is_read = name in graph.outputs or graph.users.get(name)
+        if isinstance(node, Node) and _counted(node) == buffer and not is_read:
             found[buffer] = int(str(node.args[1]))
     return found
 

@@ -154,9 +154,9 @@ class Replay:
         return self._play(True, lambda: each_result(move))
 
     def rounded(self, seed: int) -> dict[str, torch.Tensor]:
-        """Play it in PyTorch's own arithmetic, with the last bits of each result moved."""
+        """Play it in PyTorch's own arithmetic, with the last bit of each result moved."""
         with math_mode(self.accuracy):
-            return self._play(False, lambda: noise(seed=seed))[1]
+            return self._play(False, lambda: noise(ulps=1.0, seed=seed))[1]
 
     def _play(
         self, is_exact: bool, around: Callable[[], contextlib.AbstractContextManager[Any]]

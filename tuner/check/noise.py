@@ -53,7 +53,7 @@ def is_noisy(probe: Probe) -> bool:
 
 
 @contextlib.contextmanager
-def noise(keeps_copies: bool = False, seed: int = 0) -> Iterator[None]:
+def noise(keeps_copies: bool = False, *, ulps: float = MOST_ULPS, seed: int = 0) -> Iterator[None]:
     """Move each floating-point number that an operation makes inside, at random.
 
     With `keeps_copies` a copy stays as it is: where what is far from 0 is brought near to it, the
@@ -64,10 +64,11 @@ def noise(keeps_copies: bool = False, seed: int = 0) -> Iterator[None]:
     def move(func: Any, y: torch.Tensor) -> None:
         if keeps_copies and func is torch.ops.aten.clone.default:
             return
-        eps = MOST_ULPS * torch.finfo(y.dtype).eps
+        eps = ulps * torch.finfo(y.dtype).eps
         generator = generators.get(y.device)
         if generator is None:
-            generators[y.device] = generator = torch.Generator(y.device).manual_seed(seed)
+            generators[y.device] = generator = torch.Generator(y.device)
+            generator.manual_seed(seed or generator.initial_seed())
         drawn = torch.empty_like(y).uniform_(-eps, eps, generator=generator)
         y.mul_(drawn.add_(1.0))
 

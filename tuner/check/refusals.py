@@ -155,6 +155,8 @@ def tamer(probe: Probe) -> Probe | None:
         return dataclasses.replace(probe, before=whole)
     if probe.has_options == "sizes":  # which do not fit together, or not the inputs
         return dataclasses.replace(probe, has_options="")
+    if probe.gradient_layout == "in_graph":  # not every backward can be differentiated
+        return dataclasses.replace(probe, gradient_layout="contiguous")
     if probe.layout == "same":  # one input's numbers may be none of the other one's table
         return dataclasses.replace(probe, layout="contiguous")
     if probe.may_be_refused or probe.dtype:

@@ -56,7 +56,7 @@ def expected_of_call(
     import torch
 
     arguments = list(arguments)
-    earlier = _as_before(model, buffers_before or {})
+    changed = _changed(model, buffers_before or {})
     with torch.no_grad(), math_mode(accuracy):
         own = copied(model)
         again = problem.call(own, arguments)
@@ -65,8 +65,11 @@ def expected_of_call(
         same = ROUGH if is_rough else 0.0
         is_stable = _are_close(first, again, same)
         del again  # the outputs of a large problem take gigabytes
-        if earlier is not None and is_stable:
-            is_stable = _are_close(first, problem.call(copied(earlier), arguments), same)
+        del own
+        if changed and is_stable:
+            is_stable = _are_close(
+                first, problem.call(_as_before(model, changed), arguments), same
+            )
         exact: Sequence[torch.Tensor] = first
         if not is_rough:
             on_wide()
@@ -75,8 +78,8 @@ def expected_of_call(
                 exact = problem.call(wide, given)
                 if not is_stable:  # by rounding, which float64 nearly has not, or by a call before
                     is_stable = _are_close(exact, problem.call(wide, given), REPEATED)
-                    if earlier is not None and is_stable:
-                        other = problem.call(earlier.double(), given)
+                    if changed and is_stable:
+                        other = problem.call(_as_before(wide, changed), given)
                         is_stable = _are_close(exact, other, REPEATED)
     got = {f"call0.output{j}": y.detach() for j, y in enumerate(first)}
     oracle = {name: y.detach() for name, y in zip(got, exact, strict=True)}
@@ -100,21 +103,25 @@ def expected_of_call(
     )
 
 
-def _as_before(
+def _changed(
     model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]
-) -> torch.nn.Module | None:
-    """Return a copy of a model with earlier buffers, None where it has the same ones now."""
+) -> dict[str, torch.Tensor]:
+    """Return those of earlier buffers that are others now, of the same shape."""
     import torch
 
-    now = dict(model.named_buffers())
-    changed = {n: held for n, held in buffers.items() if not torch.equal(held, now[n])}
-    if not changed:
-        return None
-    earlier = copied(model)
-    for name, buffer in earlier.named_buffers():
-        if name in changed:
-            buffer.copy_(changed[name])
-    return earlier
+    now = {n: b for n, b in model.named_buffers() if n in buffers and b.shape == buffers[n].shape}
+    return {n: buffers[n] for n, b in now.items() if not torch.equal(buffers[n], b)}
+
+
+def _as_before(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> Any:
+    """Return what calls a model with copies of other buffers, in the model's own precision."""
+    import torch
+
+    lent = {
+        name: buffers.get(name, buffer).to(buffer.dtype, copy=True)
+        for name, buffer in model.named_buffers()
+    }
+    return lambda *inputs: torch.func.functional_call(model, lent, inputs)
 
 
 def _are_close(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], share: float) -> bool:

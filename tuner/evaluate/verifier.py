@@ -384,7 +384,7 @@ def _needs_of(about: Mapping[str, Any], *, is_gpu: bool) -> Needs:
 
 RACES = (
     "one module was not called by several threads at once: the reference changes its buffers in "
-    "eval mode, so that its own answers depend on which call is first"
+    "eval mode, so that they, and answers that read them, depend on which call is first"
 )
 
 

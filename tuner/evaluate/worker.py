@@ -96,12 +96,6 @@ class JobFailed(Exception):
         super().__init__(f"job {job!r}: {error_type.removeprefix('builtins.')}: {message}")
 
 
-# NumPy's products of a few thousand numbers wake threads of its own, which then spin for 25 ms: in
-# a process that compares answers and times calls, calls of 1 ms took 5 ms on two cores. And they
-# wait for threads that another process keeps from running: 1.2 ms, not 20 us.
-FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What a job returned: JSON data, and raw bytes (buffers of the parent, writable)."""
@@ -195,10 +189,7 @@ class Worker:
 
     def get_ready(self) -> None:
         """Begin to start the server that the child will be forked by; does not wait."""
-        preload(self._environment())
-
-    def _environment(self) -> dict[str, str]:
-        return {**FEW_THREADS, **os.environ, **self._env}
+        preload({**os.environ, **self._env})
 
     def start(self) -> None:
         """Spawn the child if none is usable, and run the jobs of `on_start` in it.
@@ -215,7 +206,7 @@ class Worker:
                     return
                 self._reap()
             options = {"path": import_path(sys.path), "entry": self._entry}
-            self._child = Child(options, self._environment())
+            self._child = Child(options, {**os.environ, **self._env})
             self._generation += 1
             self._number = 0
             if self._is_closed:  # meanwhile, by another thread, which saw no child to end

@@ -54,7 +54,7 @@ SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "", "PYTHONSAFEPATH": "1"
 # checksum of all of Triton, 0.5 to 2 s of CPU, without which no process finds a kernel.
 PRELOADED = (
     "torch", "tuner.evaluate.jobs", "torch._dynamo", "tuner.kernel.triton_build", "triton",
-    "triton.runtime.cache:triton_key",
+    "triton.runtime.cache:triton_key", "tuner.machine.blas:one_thread_for_numpy",
 )  # fmt: skip
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (

@@ -295,7 +295,8 @@ def _rows_words(result: Result | None, finalist: Finalist | None) -> str:
     """Return where a file takes kernels; empty where it always does."""
     noted = next((n for n in result.notes if n.startswith("kernels run")), "") if result else ""
     by_batch = finalist.by_batch if finalist is not None else None
-    return noted or (by_batch.brief if by_batch is not None else "")
+    brief = by_batch.brief if by_batch is not None else ""
+    return noted or (f"{brief}; elsewhere the module's own forward runs" if brief else "")
 
 
 def _compiled_words(compiled: Compiled | None) -> str:
@@ -314,16 +315,17 @@ def _compiled_words(compiled: Compiled | None) -> str:
 
 # ---- the terminal ---------------------------------------------------------------------------
 
-_MAX_LINES, _LABEL = 24, 10
+_MAX_LINES, _LABEL = 22, 10
 
 
 def format_summary(summary: Summary) -> str:
-    """Return the summary as plain text: at most 24 lines of at most 80 columns.
+    """Return the summary as plain text: at most 22 lines of at most 80 columns.
 
-    It has a line or two more for each workload beyond the second.
+    It has a line or two more for each workload beyond the second, and for where kernels run.
     """
     s = summary
     rows = workload_rows(s.workloads)
+    where = s.rows.removeprefix("kernels ").partition("; elsewhere")[0]
     latency = us_words(s.latency_us) + (
         f" ± {percent_words(s.noise)}" if s.noise is not None else ""
     )
@@ -331,7 +333,7 @@ def format_summary(summary: Summary) -> str:
     pairs = [
         ("verdict", s.verdict + (f"; {s.certainty}" if s.certainty else "")),
         ("but", s.caveat),
-        ("kernels", s.rows.removeprefix("kernels ")),
+        ("kernels", where),
         ("workloads", rows[0]),
         *(("", row) for row in rows[1:]),
         (
@@ -359,7 +361,8 @@ def format_summary(summary: Summary) -> str:
     for label, text in pairs:
         if text:
             lines += wrapped_words(label, text, _LABEL, 3 if label == "run" else 2)
-    most = _MAX_LINES + sum(len(wrapped_words("", row, _LABEL, 2)) for row in rows[1:])
+    more_rows = [*rows[1:], *[where] * bool(where)]
+    most = _MAX_LINES + sum(len(wrapped_words("", row, _LABEL, 2)) for row in more_rows)
     warnings = [advice for advice in s.warnings if advice.text != s.rows]
     for number, advice in enumerate(warnings):
         text = advice.text + (f"; {advice.remedy}" if advice.remedy else "")
