@@ -618,6 +618,19 @@ def test_a_live_modules_weights_are_taken_and_shared(tmp_path):
         module["ModelNew"].from_module(live)
 
 
+@pytest.mark.parametrize("start", ["0", "0.0"])
+def test_a_count_of_calls_in_a_buffer_is_of_floats_where_it_is_read(start, tmp_path):
+    init = f"self.register_buffer('calls', torch.tensor({start}))"
+    text = text_of("softmax").replace("...", init).replace(
+        "return ", "self.calls += 1; return torch.clamp(self.calls / 10, max=1.0) * ", 1
+    )  # fmt: skip
+    if start == "0":
+        with pytest.raises(NotOneNest, match="line .*: add of whole numbers"):
+            derive(tmp_path, "softmax", text)
+        return
+    assert derive(tmp_path, "softmax", text)
+
+
 def test_forward_is_declared_as_the_references(tmp_path):
     text = text_of("softmax").replace("forward(self, x)", "forward(self, x, *, by=1.0, at=None)")
     _, made = derive(tmp_path, "softmax", text.replace("return ", "return by * ", 1))
@@ -629,28 +642,100 @@ def test_forward_is_declared_as_the_references(tmp_path):
     assert torch.allclose(model(x, by=3.0).sum(-1), torch.tensor(3.0))  # the reference's own
 
 
-def test_a_live_module_of_other_code_is_refused(tmp_path):
-    problem, made = derive(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
-    module = module_of(load_family(made.name, [made.folder]).model_new)
+EDITED = """
+import functools, torch, torch.nn as nn
 
-    class Louder(module["Model"]):
-        def forward(self, *inputs):
-            return super().forward(*inputs) * 100
+FACTOR = 2.0
 
-    class Named(module["Model"]):
-        def __init__(self):
-            super().__init__()
+def around(function):
+    @functools.wraps(function)
+    def called(*inputs):
+        return function(*inputs)
+    return called
 
-    new_class, live = module["ModelNew"], problem.make_model(0)
-    for known in (live, new_class(), module["Model"](), Named()):
+def scaled(x):
+    return x * FACTOR
+
+class Base(nn.Module):
+    def forward(self, x):
+        return x + 1.0
+
+class Part(nn.Module):
+    def forward(self, x):
+        return x.exp()
+
+class Model(Base):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(20))
+        self.part = Part()
+
+    @around
+    def forward(self, x):
+        "Scale."
+        return self.shifted(scaled(self.part(x)) * self.w)
+
+    def shifted(self, x):
+        return x + 3.0
+
+    def extra_repr(self):
+        return "old"
+
+def get_inputs():
+    return [torch.randn(10, 20)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_taken"),
+    [
+        ("", "", True),
+        ('"Scale."', '"Scale all."', True),
+        ('"old"', '"new"', True),
+        ("def get_init", "def get_nothing():\n    return 1\n\ndef get_init", True),
+        ("FACTOR = 2.0", "FACTOR = 2.5", False),
+        ("x * FACTOR", "x / FACTOR", False),
+        ("x + 3.0", "x - 3.0", False),
+        ("* self.w)", "/ self.w)", False),
+        ("x.exp()", "x.sin()", False),
+    ],
+)
+def test_a_live_module_of_other_code_is_refused(old, new, is_taken, tmp_path):
+    _, made = derive(tmp_path, "edited", EDITED)
+    tuned = module_of(load_family(made.name, [made.folder]).model_new)
+    path = tmp_path / "now.py"
+    path.write_text(EDITED.replace(old, new, 1) if old else EDITED)
+    live = load_problem(path).make_model(0)
+    if is_taken:
+        assert tuned["ModelNew"].from_module(live).w is live.w
+        return
+    with pytest.raises(TypeError, match=r"\.forward, or what it calls, is not the code"):
+        tuned["ModelNew"].from_module(live)
+
+
+def test_a_live_module_of_another_class_of_the_file_is_refused(tmp_path):
+    _, made = derive(tmp_path, "edited", EDITED)
+    tuned = module_of(load_family(made.name, [made.folder]).model_new)
+    again = module_of(load_family(made.name, [made.folder]).model_new)
+
+    class Louder(tuned["Model"]):
+        def forward(self, x):
+            return super().forward(x) * 100
+
+    class Named(tuned["Model"]):
+        pass
+
+    new_class = tuned["ModelNew"]
+    for known in (new_class(), tuned["Model"](), Named(), again["ModelNew"](), again["Model"]()):
         assert new_class.from_module(known).w is known.w
-    with pytest.raises(TypeError, match=r"Louder.forward is not the code that was tuned"):
-        new_class.from_module(Louder())
-    edited = tmp_path / "edited.py"
-    text = text_of("rms_norm_gate")
-    edited.write_text(text.replace("return ", "return 2.0 * ", 1))
-    with pytest.raises(TypeError, match=r"Model.forward is not the code that was tuned"):
-        new_class.from_module(load_problem(edited).make_model(0))
+    bare = tuned["Base"]()
+    bare.w, bare.part = torch.nn.Parameter(torch.ones(20)), tuned["Part"]()
+    for other in (bare, Louder()):
+        with pytest.raises(TypeError, match="is not the code that was tuned"):
+            new_class.from_module(other)
 
 
 def test_buffers_and_submodules_are_shared_by_tensor_and_copied_else():

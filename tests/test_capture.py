@@ -452,7 +452,7 @@ REFUSALS = {
     ),
     "a list that grows": (
         "self.inner = nn.Identity(); self.inner.sizes = []",
-        "self.inner.sizes.append(len(x));return x.exp()",
+        "self.inner.sizes.append(len(x));return x * len(self.inner.sizes)",
         X,
         r"changes self.inner.sizes with each call",
         "next",
@@ -506,8 +506,10 @@ def test_what_cannot_be_a_graph_is_refused_with_line_and_next_step(name, tmp_pat
     assert rest and re.search(advice, f"next: {rest}"), message
 
 
-def test_an_attribute_may_be_set_by_the_first_call(tmp_path):
-    captured(tmp_path, "self.seen = None", "self.seen = len(x);return x.exp()", X)
+@pytest.mark.parametrize("write", ["self.seen = len(x)", "self.calls += 1", "self.calls -= 1e400"])
+def test_attributes_that_nothing_reads_may_change(write, tmp_path):
+    init = "self.seen = None; self.calls = 0"
+    captured(tmp_path, init.replace(";", ";"), f"{write};return x.exp()", X)
 
 
 def test_a_constructor_may_read_numbers_that_are_the_same_each_time(tmp_path):

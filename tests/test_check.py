@@ -612,6 +612,28 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
     asked_until_found(problem, Replay, expectations, "output of call 2")
 
 
+def test_a_backward_that_cannot_be_differentiated_is_asked_without(tmp_path):
+    text = reference_of("Square.apply(self.l(a))", "torch.rand(64, 32)", LINEAR)
+    function = """
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.mul(grad, 2.0 * ctx.saved_tensors[0], out=torch.empty_like(grad))
+
+class Model"""
+    problem = load_reference(tmp_path, text.replace("\nclass Model", function, 1))
+    probes = thorough_probes(SEED, problem.num_rows())
+    asked = [p for p in probes if p.gradient_layout == "in_graph"]
+    assert asked
+    check = verdict(problem, problem.module.Model, expect_all(problem, asked))
+    assert check.is_accepted, check.reason
+
+
 @pytest.mark.parametrize("mode", ["", " if self.training else self.n"])
 def test_what_counts_calls_in_eval_mode_is_not_called_by_several_threads_at_once(mode, tmp_path):
     forward = f"(a * (self.n.add_(1){mode}).clamp(max=10), a)[0]"

@@ -105,12 +105,14 @@ def made_from(cls: Any, module: Any, state: Any = None, reference: Any = None) -
     """Return a `cls` with the tensors, settings, hooks and modes of a live module.
 
     Parameters and buffers are shared, so that what trains or loads one is seen by both; all else
-    is copied. `state` has dtype and shape of each of them, by name, that is expected, and
-    `reference` is a class: the module is one of it or of its bases, or of a class with the same
-    code. None takes any.
+    is copied. `state` has dtype and shape of each of them, by name, that is expected. The
+    module's class, and its parts' classes of the same file, have the code of `reference`: that of
+    forward, and of what this names of its class and file. None takes any.
     Exported files hold this function's text, so it uses nothing from outside.
     """
     import copy
+    import dis
+    import inspect
     import types
 
     import torch
@@ -118,26 +120,53 @@ def made_from(cls: Any, module: Any, state: Any = None, reference: Any = None) -
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"from_module: expected a torch.nn.Module, got {type(module).__name__}")
 
-    def written(kind: Any, name: str) -> str:
-        """Return what Python compiled a method to."""
+    def parts(code: Any, words: Any = None) -> tuple[object, ...]:
+        """Return what a function is compiled to, but for what its docstring says."""
+        held = [c for c in code.co_consts if c is not None and c != words]
+        held = [parts(c) if isinstance(c, types.CodeType) else c for c in held]
+        return code.co_code, code.co_names, code.co_varnames, repr(held)
 
-        def parts(code: Any) -> tuple[object, ...]:
-            inner = [parts(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
-            return code.co_code, code.co_names, code.co_varnames, inner
+    def reached(kind: Any) -> dict[str, object]:
+        """Return what Python compiled forward to, and the functions and constants it names."""
+        found: dict[str, object] = {}
+        left = {"forward": kind.forward}
+        while left:
+            name, held = left.popitem()
+            held = inspect.unwrap(held) if callable(held) else held
+            if name in found or not isinstance(held, types.FunctionType):
+                is_plain = isinstance(held, (bool, int, float, str, tuple))
+                found.setdefault(name, repr(held) if is_plain else "")
+                continue
+            found[name] = parts(held.__code__, held.__doc__)
+            codes, named = [held.__code__], []
+            for code in codes:
+                named += [
+                    (i.opname.endswith("GLOBAL"), i.argval) for i in dis.get_instructions(code)
+                ]
+                codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+            words = [(is_global, n) for is_global, n in named if isinstance(n, str)]
+            own = {f"self.{n}": getattr(kind, n, None) for is_global, n in words if not is_global}
+            left |= {n: x for n, x in own.items() if isinstance(x, types.FunctionType)}
+            left |= {n: held.__globals__.get(n) for is_global, n in words if is_global}
+            cells = enumerate(cell.cell_contents for cell in held.__closure__ or ())
+            left |= {f"{name} {i}": x for i, x in cells if isinstance(x, types.FunctionType)}
+        return found
 
-        code = getattr(getattr(kind, name, None), "__code__", None)
-        return repr(parts(code)) if code else ""
-
-    kind = type(module)
-    if reference is not None and kind not in cls.__mro__:
-        methods = [name for name, held in vars(reference).items() if hasattr(held, "__code__")]
-        for name in {"forward", *methods} - {"__init__"}:  # what that made is what is taken
-            if written(kind, name) != written(reference, name):
-                raise TypeError(
-                    f"from_module: {kind.__module__}.{kind.__qualname__}.{name} is not the code "
-                    "that was tuned\n  next: give a module of the class that was tuned; a class "
-                    "that was edited since is tuned again"
-                )
+    kinds = {type(module): reference}
+    if reference is not None:
+        file = inspect.unwrap(reference.forward).__globals__
+        kinds |= {type(part): file.get(type(part).__name__) for part in module.modules()}
+        kinds[type(module)] = reference
+    for kind, tuned in kinds.items():
+        # That of another file of ours is the reference there.
+        kind = kind.__mro__[1] if kind.__name__ == "ModelNew" else kind
+        is_own = isinstance(tuned, type) and kind.__module__ == type(module).__module__
+        if is_own and kind.forward is not tuned.forward and reached(kind) != reached(tuned):
+            raise TypeError(
+                f"from_module: {kind.__module__}.{kind.__qualname__}.forward, or what it calls, "
+                "is not the code that was tuned\n  next: give a module of the class that was "
+                "tuned; a class that was edited since is tuned again"
+            )
     named = dict(module.named_parameters()) | dict(module.named_buffers())
     found = {name: (str(t.dtype)[6:], list(t.shape)) for name, t in named.items()}
     if state is not None and found != state:

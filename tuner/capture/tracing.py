@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.constructing import constructed, conversions_of_fakes
-from tuner.capture.counted import require_same_settings
+from tuner.capture.counted import changed_by_calls, refusal_of
 from tuner.capture.explaining import explained
 from tuner.capture.recurrent import recurrent_by_shape
 from tuner.capture.returning import Returns, with_bare_tensors
@@ -83,10 +83,12 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
             torch.no_grad(),
             with_bare_tensors(model, problem) as returns,
         ):
-            program = _recorded(model, values)
+            program = first = _recorded(model, values)
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
-            require_same_settings(problem, model, lambda: model(*values))
+            changed = changed_by_calls(model, lambda: model(*values))
+            if changed and _recorded(model, values).graph_module.code != first.graph_module.code:
+                raise refusal_of(problem, changed)
         state = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
