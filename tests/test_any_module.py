@@ -625,7 +625,7 @@ def test_a_count_of_calls_in_a_buffer_is_of_floats_where_it_is_read(start, tmp_p
         "return ", "self.calls += 1; return torch.clamp(self.calls / 10, max=1.0) * ", 1
     )  # fmt: skip
     if start == "0":
-        with pytest.raises(NotOneNest, match="line .*: add of whole numbers"):
+        with pytest.raises(NotOneNest, match=r"line .*: add of whole numbers"):
             derive(tmp_path, "softmax", text)
         return
     assert derive(tmp_path, "softmax", text)
