@@ -86,7 +86,7 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
             program = first = _recorded(model, values)
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
-            changed = changed_by_calls(model, lambda: model(*values))
+            changed = changed_by_calls(model, lambda: _faked(model, values))
             if changed and _recorded(model, values).graph_module.code != first.graph_module.code:
                 raise refusal_of(problem, changed)
         state = {
@@ -186,6 +186,14 @@ def _recorded(model: torch.nn.Module, values: tuple[Any, ...]) -> torch.export.E
     known = _known_operators()
     with _few_overridden(known):
         return program.run_decompositions(dict(_opened_of(known)))
+
+
+def _faked(model: torch.nn.Module, values: tuple[Any, ...]) -> None:
+    """Call a module on fake tensors, so that what it makes besides is no memory either."""
+    held = (*values, *model.parameters(), *model.buffers())
+    modes = (value.fake_mode for value in held if hasattr(value, "fake_mode"))
+    with next(modes, contextlib.nullcontext()):
+        model(*values)
 
 
 @contextlib.contextmanager
