@@ -16,6 +16,7 @@ from full_runs import (
 )
 from made_runs import BASELINE_US, made_run, result, trials
 
+from tuner.intervals import speedup_of
 from tuner.review.formatting import moment_words, outlook_words, sizes_words
 from tuner.review.report import parts_of
 from tuner.review.run_data import RunData
@@ -80,8 +81,16 @@ def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
     reported = reported_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
     assert reported.kind == "no difference"
     assert reported.verdict.startswith(
-        "Cannot be distinguished from PyTorch: faster in this race (3.95x)"
+        "Cannot be distinguished from PyTorch: faster in this race (3.95x), but its processes"
     )
+    own = (((10.0, 12.0, 11.0),) * 3, ((25.0, 24.0, 26.0),) * 3)
+    baseline = (((88.0, 80.0, 90.0),) * 3, ((50.0, 49.0, 60.0),) * 3)
+    trials = make_trials(30)
+    result = make_result(trials, speedup_of([[88.0], [50.0]], [[11.0], [25.0]]))
+    assert result.exported is not None
+    raced = replace(result.exported, samples_us=own, baseline_samples_us=baseline)
+    reported = summary(make_run(tmp_path, trials, replace(result, exported=raced)))
+    assert "faster in this race (4.00x; 2.00x to 8.00x), but its processes" in reported.verdict
 
 
 def test_slower_is_called_slower(tmp_path):

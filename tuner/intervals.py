@@ -12,7 +12,8 @@ from tuner.trial import Finalist, Interval, OnData
 
 __all__ = [
     "Pair", "are_same", "is_same", "median_error", "median_interval", "ratio_interval",
-    "relative_noise", "robust_sigma", "rounds_of", "speedup_of", "tie_set", "with_figures",
+    "relative_noise", "robust_sigma", "rounds_of", "speedup_of", "speedups_by_process", "tie_set",
+    "with_figures",
 ]  # fmt: skip
 
 Pair = tuple[float, float]
@@ -83,6 +84,12 @@ def is_same(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=SAME_NUMBER, abs_tol=1e-12)
+
+
+def speedups_by_process(own: Rounds, baseline: Rounds) -> list[float]:
+    """Return baseline / candidate in each process, of the medians of its rounds."""
+    medians = [[statistics.median(rounds) for rounds in lane] for lane in (baseline, own)]
+    return [theirs / ours for theirs, ours in zip(*medians, strict=True)]
 
 
 def ratio_interval(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner.intervals import rounds_of, speedups_by_process
 from tuner.problem.modes import MODE_WORDS
 from tuner.review.advice import Advice, advice_of
 from tuner.review.arithmetic import (
@@ -247,9 +248,11 @@ def _verdict(
         }
         if interval.verdict == "no difference" and abs(interval.speedup - 1.0) > LIKE_PYTORCH:
             which = "faster" if interval.speedup > 1.0 else "slower"
+            found = _by_process(finalist, interval) if finalist else []
+            each = f"; {ratio_words(min(found))} to {ratio_words(max(found))}" if found else ""
             return interval.verdict, (
-                f"Cannot be distinguished from PyTorch: {which} in this race ({ratio}), but its "
-                "processes scatter so much that another one may show the opposite"
+                f"Cannot be distinguished from PyTorch: {which} in this race ({ratio}{each}), but "
+                "its processes scatter so much that another one may show the opposite"
             )
         return interval.verdict, words[interval.verdict]
     if latency_us is None:
@@ -260,6 +263,16 @@ def _verdict(
             f"Best so far {us_words(latency_us)}; the baseline's latency is not recorded",
         )
     return "open", f"{ratio_words(baseline_us / latency_us)} PyTorch's speed so far, not verified"
+
+
+def _by_process(finalist: Finalist, interval: Interval) -> list[float]:
+    """Return the speed-up in each process of the race whose interval this is."""
+    races = [(finalist.interval, finalist.samples_us, finalist.baseline_samples_us)]
+    races += [(o.interval, o.samples_us, o.baseline_samples_us) for o in finalist.others]
+    for known, own, baseline in races:
+        if known == interval and len(own) > 1:
+            return speedups_by_process(rounds_of(own), rounds_of(baseline))
+    return []
 
 
 def _interval_words(interval: Interval) -> str:
