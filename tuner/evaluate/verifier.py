@@ -140,7 +140,8 @@ class Verifier:
         payload = {**self._spec.payload(), "model_new": "", "is_timed": False}
 
         def prepared(judge: Worker) -> Reply:
-            return asked(judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
+            with self._turns.shared():  # it draws weights there, and calls the reference
+                return asked(judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
 
         with self._lock, ThreadPoolExecutor(len(self._judges)) as pool:
             judges = self._judges[:num_judges]
