@@ -631,6 +631,69 @@ def test_a_count_of_calls_in_a_buffer_is_of_floats_where_it_is_read(start, tmp_p
     assert derive(tmp_path, "softmax", text)
 
 
+SETTINGS = """
+import enum, functools, torch, torch.nn as nn
+from dataclasses import dataclass, field
+
+class Kind(enum.Enum):
+    A = 1.0
+    B = 2.0
+
+@dataclass
+class Config:
+    kind: Kind = Kind.A
+    factor: float = 1.0
+    sizes: list = field(default_factory=lambda: [[1, 2], [3]])
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config, self._scale, self.kind, self.nested = Config(), 2.0, Kind.A, [[1.0], [2.0]]
+        shift = 1.0
+        self.shift = lambda x: x + shift
+        self.times = functools.partial(torch.mul, other=3.0)
+        self.left = None
+
+    def forward(self, x):
+        y = self.times(self.shift(x)) * self.config.factor * self._scale * self.nested[0][0]
+        return torch.tanh(y * self.kind.value * self.config.kind.value * self.config.sizes[1][0])
+
+def get_inputs():
+    return [torch.randn(10, 20)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def other_shift(by: float):
+    return lambda x: x + by
+
+
+EDITS = {
+    "a number of an object": lambda m: setattr(m.config, "factor", 2.0),
+    "an enumeration of an object": lambda m: setattr(m.config, "kind", type(m.kind).B),
+    "a nested list of an object": lambda m: m.config.sizes[1].append(4),
+    "an enumeration": lambda m: setattr(m, "kind", type(m.kind).B),
+    "a nested list": lambda m: m.nested[0].append(1.0),
+    "a private number": lambda m: setattr(m, "_scale", 3.0),
+    "what a function closes over": lambda m: setattr(m, "shift", other_shift(2.0)),
+    "what a partial holds": lambda m: m.times.keywords.update(other=4.0),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_settings_in_objects_and_private_names_are_noticed(name, tmp_path):
+    _, made = derive(tmp_path, "settings", SETTINGS)
+    module = module_of(load_family(made.name, [made.folder]).model_new)
+    module["fused_device"] = torch.device("cpu")
+    model, inputs = module["ModelNew"](), [torch.randn(10, 20)]
+    model.left = inputs[0]  # as a call may leave something
+    assert module["usual_state"](model, inputs) is not None
+    EDITS[name](model)
+    assert module["usual_state"](model, inputs) is None
+
+
 def test_forward_is_declared_as_the_references(tmp_path):
     text = text_of("softmax").replace("forward(self, x)", "forward(self, x, *, by=1.0, at=None)")
     _, made = derive(tmp_path, "softmax", text.replace("return ", "return by * ", 1))

@@ -22,13 +22,49 @@ def contents_of(
 ) -> tuple[dict[str, dict[str, object]], dict[str, Any]]:
     """Return settings of a module and its submodules, by path, and their tensors, by name.
 
-    Settings are numbers, words, lists and dicts of these, functions by their names, and classes,
-    and which submodules have hooks. `public` is filled with which of an object's attributes may
-    be settings; of `known_settings` those alone are looked up, since torch.compile lists no
-    attributes before PyTorch 2.13, and no functions, whose names it cannot ask. All in one walk,
-    which each call of an exported file takes: PyTorch's own generators take three times as long.
+    Settings are numbers, words, lists and dicts of these, functions by their names and what they
+    close over, objects by what they hold, and classes, and which submodules have hooks. Of private
+    names there are numbers and words alone. `public` is filled with which of an object's
+    attributes may be settings; of `known_settings` those alone are looked up, since torch.compile
+    lists no attributes before PyTorch 2.13, and no functions and objects, which it cannot ask. All
+    in one walk, which each call of an exported file takes: PyTorch's own generators take three
+    times as long.
     Exported files hold this function's text, so it uses nothing from outside.
     """
+    room = [500]  # for what objects hold: each call looks at it
+
+    def said(value: Any, depth: int) -> object:
+        """Return what a setting is that is no number and no flat list of these."""
+        kind: str = getattr(value, "__qualname__", type(value).__qualname__)
+        room[0] -= 1
+        if isinstance(value, (bool, int, float, str)):
+            return value if value == value else "nan"
+        if hasattr(value, "requires_grad") or hasattr(value, "_parameters"):
+            return None  # a tensor, or a module
+        if not depth or room[0] < 0:
+            return kind
+        if isinstance(value, (tuple, list)):
+            return [said(item, depth - 1) for item in value]
+        if isinstance(value, dict):
+            return {str(key): said(item, depth - 1) for key, item in value.items()}
+        if hasattr(type(value), "__members__"):  # of an enumeration
+            return f"{kind}.{value.name}"
+        if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+            return [said(value.func, depth), said([value.args, value.keywords], depth)]
+        if hasattr(value, "__code__") and (value.__closure__ or "<lambda>" in kind):
+            plain = [c for c in value.__code__.co_consts if isinstance(c, (int, float, str))]
+            try:
+                cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            except ValueError:  # nothing yet
+                cells = []
+            return [kind, plain, said(cells, depth)]
+        if callable(value):
+            return kind
+        held = {**getattr(value, "__dict__", {})}
+        for name in getattr(type(value), "__slots__", ()):
+            held[name] = getattr(value, name, None)
+        return [kind, said(held, depth)] if held else kind
+
     settings: dict[str, dict[str, object]] = {}
     tensors: dict[str, Any] = {}
     known: set[int] = set()  # a part or a tensor has the first of its names
@@ -44,7 +80,9 @@ def contents_of(
             names = tuple(held)
             wanted = public.get(names)
             if wanted is None:
-                wanted = [name for name in names if name[:1] != "_"]
+                plain = [name for name in names if isinstance(held[name], (bool, int, float, str))]
+                plain = [name for name in plain if name != "_is_full_backward_hook"]
+                wanted = [name for name in names if name[:1] != "_" or name in plain]
                 wanted = [name for name in wanted if has_modes or name != "training"]
                 public[names] = wanted
         else:
@@ -67,8 +105,10 @@ def contents_of(
                         break
                 else:
                     found[name] = dict(value)
-            elif known_settings is None and callable(value):  # an activation, say
-                found[name] = getattr(value, "__qualname__", type(value).__qualname__)
+            if name not in found and value is not None and known_settings is None:
+                words = said(value, 3)
+                if words is not None:
+                    found[name] = words
         if path:  # a wrapper, as LoRA's, or a class derived from its own computes something else
             found["is"] = type(part).__qualname__
             found["has its own forward"] = "forward" in held
