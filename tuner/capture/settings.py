@@ -81,7 +81,9 @@ def contents_of(
             wanted = public.get(names)
             if wanted is None:
                 plain = [name for name in names if isinstance(held[name], (bool, int, float, str))]
-                plain = [name for name in plain if name != "_is_full_backward_hook"]
+                # PyTorch's own, of hooks, compilers and wrappers, which come with a call.
+                theirs = ("_is_full_", "_is_torch", "_is_fsdp", "_is_hf_", "_torch", "_dynamo")
+                plain = [name for name in plain if not name.startswith(theirs)]
                 wanted = [name for name in names if name[:1] != "_" or name in plain]
                 wanted = [name for name in wanted if has_modes or name != "training"]
                 public[names] = wanted
