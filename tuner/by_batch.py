@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import ConfigDict
 
 __all__ = [
-    "ANY_ROWS", "FEW_ROWS_WORDS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch", "Way",
-    "batches_of", "least_of", "rows_taken", "without_steps_in",
+    "ANY_ROWS", "ELSEWHERE", "FEW_ROWS_WORDS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch",
+    "Way", "batches_of", "least_of", "rows_taken", "without_steps_in",
 ]  # fmt: skip
 
 Way = Literal["call", "step", "eval"]
@@ -27,6 +27,7 @@ WAYS: dict[Way, str] = {
 BRIEF_WAYS: dict[Way, str] = {
     "call": "without gradients", "step": "with gradients", "eval": "in eval mode",
 }  # fmt: skip
+ELSEWHERE = "elsewhere the module's own forward runs"
 MOST = 2**63 - 1  # no tensor has more rows
 ANY_ROWS = (1, MOST)
 NO_ROWS = (MOST, 0)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from tuner.by_batch import FEW_ROWS_WORDS, MOST, WORST
+from tuner.by_batch import ELSEWHERE, FEW_ROWS_WORDS, MOST, WORST
 from tuner.capture.rows_text import has_rows, ways_in
 from tuner.errors import WorkerError
 from tuner.evaluate.process import describe_exit
@@ -22,7 +22,6 @@ __all__ = [
     "structure", "tied", "why_nothing_correct",
 ]  # fmt: skip
 
-ELSEWHERE = "elsewhere the module's own forward runs"
 KILLED = describe_exit(-signal.SIGKILL)
 BADLY = 0.8  # of PyTorch's speed: slower than that, whatever the scatter
 MAX_KILLED = 3  # times that a check or a race is begun whose processes something else kills

@@ -9,8 +9,8 @@ import tempfile
 
 class CudaCode:
     # CUDA C++ beside Triton's kernels: compiled by nvcc as it is loaded, at the latest for the first
-    # call, once for each content, into the folder that Triton caches in. Its functions are called by name, with tensors,
-    # whole numbers and None; they get the current stream last, and return a message or nothing.
+    # call, once for each content, into the folder that Triton caches in. Its functions are called
+    # by name, with tensors, whole numbers and None; they get the current stream last, and return a message or nothing.
 
     def __init__(self, text, flags):
         self.text, self.flags, self.nvcc = text, flags, self.compiler()

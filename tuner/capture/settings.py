@@ -194,10 +194,10 @@ def made_from(cls: Any, module: Any, state: Any = None, reference: Any = None) -
             left |= {f"{name} {i}": x for i, x in cells if isinstance(x, types.FunctionType)}
         return found
 
-    kinds = {type(module): reference}
+    kinds: dict[Any, Any] = {}
     if reference is not None:
         file = inspect.unwrap(reference.forward).__globals__
-        kinds |= {type(part): file.get(type(part).__name__) for part in module.modules()}
+        kinds = {type(part): file.get(type(part).__name__) for part in module.modules()}
         kinds[type(module)] = reference
     for kind, tuned in kinds.items():
         # That of another file of ours is the reference there.

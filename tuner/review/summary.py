@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner.by_batch import ELSEWHERE
 from tuner.intervals import rounds_of, speedups_by_process
 from tuner.problem.modes import MODE_WORDS
 from tuner.review.advice import Advice, advice_of
@@ -309,7 +310,7 @@ def _rows_words(result: Result | None, finalist: Finalist | None) -> str:
     noted = next((n for n in result.notes if n.startswith("kernels run")), "") if result else ""
     by_batch = finalist.by_batch if finalist is not None else None
     brief = by_batch.brief if by_batch is not None else ""
-    return noted or (f"{brief}; elsewhere the module's own forward runs" if brief else "")
+    return noted or (f"{brief}; {ELSEWHERE}" if brief else "")
 
 
 def _compiled_words(compiled: Compiled | None) -> str:
@@ -338,7 +339,7 @@ def format_summary(summary: Summary) -> str:
     """
     s = summary
     rows = workload_rows(s.workloads)
-    where = s.rows.removeprefix("kernels ").partition("; elsewhere")[0]
+    where = s.rows.removeprefix("kernels ").removesuffix(f"; {ELSEWHERE}")
     latency = us_words(s.latency_us) + (
         f" ± {percent_words(s.noise)}" if s.noise is not None else ""
     )
