@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import ConfigDict
 
 __all__ = [
-    "ANY_ROWS", "ELSEWHERE", "FEW_ROWS_WORDS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch",
-    "Way", "batches_of", "least_of", "rows_taken", "without_steps_in",
+    "ANY_ROWS", "ELSEWHERE", "FEW_ROWS_WORDS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch",
+    "ByBatch", "Way", "batches_of", "least_of", "rows_taken", "without_steps_in",
 ]  # fmt: skip
 
 Way = Literal["call", "step", "eval"]
