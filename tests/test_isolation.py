@@ -1,4 +1,7 @@
-"""What lies in the folder where the tuner is started is imported by none of its processes."""
+"""What lies in the folder where the tuner is started is imported by none of its processes.
+
+But a user's file finds the files beside it, as it does where Python runs it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_problem import FLAGSHIP
 
-from tuner.machine.forkserver import import_path
+from tuner.machine.importing import import_from, import_path
 
 CHEATS = Path(__file__).parent / "cheats"
 CHECKOUT = Path(__file__).parent.parent
@@ -32,7 +35,10 @@ WITH_FOLDER = (
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Return a folder of files that tell when they are imported, with a reference and a module."""
+    """Return a folder of files that tell when they are imported, with a reference and a module.
+
+    Both import another file there by its name.
+    """
     reported = tmp_path / "reported"
     reported.mkdir()
     here = tmp_path / "here"
@@ -40,8 +46,10 @@ def folder(tmp_path) -> Path:
     for name in NAMES:
         text = f"open({str(reported)!r} + '/{name}', 'w').close()\nraise SystemExit('{name}')\n"
         (here / f"{name}.py").write_text(text)
-    (here / "reference.py").write_text(FLAGSHIP)
-    (here / "module.py").write_text((CHEATS / "holds_the_reference.py").read_text())
+    (here / "beside.py").write_text("HERE = __file__\n")
+    module = (CHEATS / "holds_the_reference.py").read_text()
+    for name, text in {"reference.py": FLAGSHIP, "module.py": module}.items():
+        (here / name).write_text(f"{text}\nimport beside\nassert {str(here)!r} in beside.HERE\n")
     return here
 
 
@@ -70,3 +78,12 @@ def test_the_current_folder_is_no_place_to_import_from(tmp_path, monkeypatch):
 def test_a_checkout_of_the_tuner_is(monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     assert import_path(["", "/usr/lib"]) == [str(CHECKOUT), "/usr/lib"]
+
+
+def test_the_folder_of_a_file_comes_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), "/usr/lib"])
+    import_from(tmp_path)
+    import_from(tmp_path)
+    assert sys.path == ["", str(tmp_path), "/usr/lib", str(tmp_path)]
+    assert import_path(sys.path) == ["/usr/lib", str(tmp_path)]

@@ -18,6 +18,7 @@ from tuner.evaluate import process, worker as room
 from tuner.evaluate.channel import Channel, Garbled
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 from tuner.machine import forkserver
+from tuner.machine.importing import import_path
 
 ENTRY = "jobs_for_worker:run"
 ANSWER_S = 60.0  # who answers at all does so in this time, however busy the machine is
@@ -537,7 +538,7 @@ def test_temporary_files_are_where_each_process_was_asked_to_keep_them(tmp_path,
         (folder := tmp_path / name).mkdir()
         env = {**os.environ, forkserver.ALSO: "asks_early", "TMPDIR": str(folder)}
         ours, theirs = os.pipe()
-        path = {"path": forkserver.import_path(sys.path)}
+        path = {"path": import_path(sys.path)}
         process = forkserver.start_process("asks_early:answer", path, env, theirs)
         os.close(theirs)
         with os.fdopen(ours) as output:
@@ -557,7 +558,7 @@ def test_what_a_process_would_compute_first_is_the_servers(tmp_path, monkeypatch
     found = []
     for _ in range(2):
         ours, theirs = os.pipe()
-        path = {"path": forkserver.import_path(sys.path)}
+        path = {"path": import_path(sys.path)}
         process = forkserver.start_process("computes:answer", path, env, theirs)
         os.close(theirs)
         with os.fdopen(ours) as output:

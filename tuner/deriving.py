@@ -28,6 +28,7 @@ from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import load_family
 from tuner.machine.host import has_many_cores, modules_folder
+from tuner.machine.importing import import_from
 from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
@@ -71,6 +72,7 @@ def derive_operator(
         StorageError: the cache cannot be written.
     """
     require_file(path)
+    import_from(path.parent)
     with input_errors(f"{path}: mode"):
         chosen = parse_mode(mode or "as_given")
     with input_errors(f"{path}: rewrites"):

@@ -18,6 +18,7 @@ from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.exporting import ExportCompiler, export_of
 from tuner.machine.doctor import tuner_version
+from tuner.machine.importing import import_from
 from tuner.observing import Observer
 from tuner.planning import DESCRIBE_S, plan
 from tuner.problem.accuracy import Accuracy
@@ -131,6 +132,7 @@ def verify(
     observer = observer or Observer()
     require_file(file)
     require_file(reference)
+    import_from(reference.parent)
     observer.on_stage(f"checking {file} beside {reference}")
     torch_name = device if device == "cpu" else _described(device)["torch_name"]
     chosen = accuracy or Accuracy()
@@ -173,6 +175,7 @@ def verify_certificate(
     require_file(file)
     if reference is not None:
         require_file(reference)
+        import_from(reference.parent)
     certificate = read_certificate(file)
     wanted = device
     if device == "auto":

@@ -29,7 +29,8 @@ from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
 from tuner.evaluate.process import KILL_WAIT_S, Child, describe_exit
-from tuner.machine.forkserver import import_path, preload
+from tuner.machine.forkserver import preload
+from tuner.machine.importing import import_path
 from tuner.wording import one_line
 
 __all__ = ["Blob", "Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from tuner.errors import ToolchainError
-from tuner.machine.forkserver import SERVER, import_path, start_process
+from tuner.machine.forkserver import SERVER, start_process
+from tuner.machine.importing import import_path
 
 __all__ = ["LOG_BYTES", "Compiler", "forked", "read_some", "restrain", "spawned"]
 

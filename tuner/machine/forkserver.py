@@ -31,13 +31,15 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
+from tuner.machine.importing import import_path
+
 __all__ = [
-    "ALSO", "CORES", "MARKER", "SERVER", "Process", "die_with", "import_path", "preload",
+    "ALSO", "CORES", "MARKER", "SERVER", "Process", "die_with", "preload",
     "serve_forks", "start_process",
 ]  # fmt: skip
 
@@ -141,29 +143,6 @@ def start_process(
             if is_last:
                 raise
     raise AssertionError
-
-
-def import_path(entries: Sequence[str]) -> list[str]:
-    """Return what a process of ours imports from: all these folders but the current one.
-
-    A `json.py` or `torch.py` in the folder where the tuner was started is not ours. The current
-    folder stays where the tuner itself or installed packages are: in a checkout of the tuner.
-
-    Args:
-        entries: as in `sys.path` or `PYTHONPATH`; "" is the current folder.
-    """
-    try:
-        here = os.path.realpath(os.getcwd())
-    except OSError:  # it is gone
-        here = ""
-    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    is_installed = os.path.basename(here) in ("site-packages", "dist-packages")
-    folders = [os.path.abspath(entry) if entry else here for entry in entries]
-    return [
-        folder
-        for folder in dict.fromkeys(folders)
-        if folder and (os.path.realpath(folder) != here or here == ours or is_installed)
-    ]
 
 
 def preload(env: Mapping[str, str]) -> None:
