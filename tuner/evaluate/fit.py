@@ -28,6 +28,7 @@ from tuner.errors import InputError, ProblemError, TemplateError, did_you_mean
 from tuner.evaluate.described import declared, described, differences, form_of, kind_of
 from tuner.evaluate.modules import (
     TookReference,
+    arguments_for,
     constructed,
     differentiable,
     module_of,
@@ -155,7 +156,7 @@ class Fit:
         Raises:
             TemplateError, ProblemError: it raises, or its state_dict is another.
         """
-        arguments = self.problem.init_inputs(0)
+        arguments = arguments_for(self.problem, module, self.file)
         listed = ", ".join(map(described, arguments))
         place = self._place_of(module["ModelNew"])
         with self._said(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
@@ -309,9 +310,8 @@ class Fit:
         moved = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs]
         try:
             with torch.device("meta"):
-                answer = self.problem.result_of(
-                    self.problem.model_without_memory().to("meta"), moved
-                )
+                reference = self.problem.model_without_memory().to("meta")
+                answer = self.problem.result_of(reference, moved)
         except (ProblemError, NotImplementedError, RuntimeError):
             return  # it wants numbers: the check will have them
         mine, theirs = form_of(result), form_of(answer)

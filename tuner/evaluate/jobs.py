@@ -59,11 +59,11 @@ from tuner.evaluate.batch_times import BatchTimes
 from tuner.evaluate.child import Answer
 from tuner.evaluate.fit import Fit
 from tuner.evaluate.judging import Judge
-from tuner.evaluate.modules import constructed, free_build_lock, imported
+from tuner.evaluate.modules import arguments_for, constructed, free_build_lock, imported
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.producing import Producer
 from tuner.evaluate.screening import Screening
-from tuner.evaluate.timed import WEIGHT_SEED, spoilt_by_cuda_errors
+from tuner.evaluate.timed import spoilt_by_cuda_errors
 from tuner.export.several import take_kernel
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
@@ -229,7 +229,7 @@ class _Child:
         problem = load_problem(Path(reference), sizes, mode)
         free_build_lock(Path(file))
         module = imported(Path(file))
-        init_inputs = problem.init_inputs(WEIGHT_SEED)
+        init_inputs = arguments_for(problem, vars(module), file)
         times = BatchTimes(
             problem, lambda: constructed(module.ModelNew, init_inputs, device), device,
             Accuracy.parse(accuracy), lambda kernel: take_kernel(vars(module), kernel), kernels,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import base64
 import importlib.util
+import io
+import pickle
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -18,10 +22,11 @@ import psutil
 
 from tuner.errors import ProblemError
 from tuner.kernel.binding import BoundOp
-from tuner.problem.reference import arguments_of_constructor
+from tuner.problem.reference import PRIVATE, Problem, arguments_of_constructor
 
 __all__ = [
     "TookReference",
+    "arguments_for",
     "constructed",
     "differentiable",
     "free_build_lock",
@@ -29,8 +34,8 @@ __all__ = [
     "imported",
     "module_of",
     "notes_on",
-    "tagged",
-    "untagged",
+    "packed",
+    "unpacked",
     "without_reference",
 ]
 
@@ -190,26 +195,62 @@ def constructed(
         return kind(*positional, **named).to(device)
 
 
-def tagged(value: Any) -> Any:
-    """Return constructor arguments as JSON that tells tuples from lists.
+def arguments_for(problem: Problem, module: Mapping[str, Any], file: object) -> list[Any]:
+    """Return the arguments of the reference's constructor for a class of `module`."""
+    return unpacked(packed(problem), module, str(file))
+
+
+def packed(problem: Problem) -> str:
+    """Return the arguments of the reference's constructor as text, for another process.
 
     Raises:
-        ProblemError: one of them is neither a number, a word, None, nor made of such.
+        ProblemError: one of them is a tensor or a module, or cannot be pickled.
     """
-    if isinstance(value, tuple):
-        return {"tuple": [tagged(item) for item in value]}
-    if isinstance(value, list):
-        return [tagged(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ProblemError(
-        f"get_init_inputs() gives a {type(value).__name__}; "
-        "expected numbers, words, None, and lists or tuples of them"
-    )
+    import torch
+
+    class Packer(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, torch.Tensor | torch.nn.Module):
+                raise pickle.PicklingError(f"it holds a {type(value).__name__}")
+            return NotImplemented
+
+    into = io.BytesIO()
+    arguments = problem.init_inputs(0)
+    try:
+        Packer(into).dump(arguments)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise problem.error(
+            f"another process cannot be given what get_init_inputs() returns: {error}\n"
+            f"  got: [{', '.join(type(value).__name__ for value in arguments)}]\n"
+            "  expected: numbers, words, lists, dicts, and objects of classes that stand at the "
+            "top of a file\n"
+            "  next: make tensors, modules and functions in Model.__init__",
+            "get_init_inputs",
+        ) from error  # fmt: skip
+    return base64.b64encode(into.getvalue()).decode()
 
 
-def untagged(value: Any) -> Any:
-    """Return the constructor arguments that `tagged` was given."""
-    if isinstance(value, dict):
-        return tuple(untagged(item) for item in value["tuple"])
-    return [untagged(item) for item in value] if isinstance(value, list) else value
+def unpacked(text: str, module: Mapping[str, Any], file: str) -> list[Any]:
+    """Return the arguments that were packed, for a class of `module`, the names of `file`.
+
+    What the reference's file defines, such as the class of a config, is what `module` calls so.
+
+    Raises:
+        ProblemError: it has no such class or function.
+    """
+
+    class Unpacker(pickle.Unpickler):
+        def find_class(self, where: str, name: str) -> Any:
+            if not where.startswith(PRIVATE):
+                return super().find_class(where, name)
+            first, *others = name.split(".")
+            try:
+                return reduce(getattr, others, module[first])
+            except (KeyError, AttributeError):
+                raise ProblemError(
+                    f"{file}: no {name}, of which get_init_inputs() makes an argument of the "
+                    "constructor\n  next: define or import it there as the reference's file does"
+                ) from None
+
+    found: list[Any] = Unpacker(io.BytesIO(base64.b64decode(text))).load()
+    return found

@@ -12,7 +12,7 @@ from tuner.check.expected import Expected, expected
 from tuner.check.probe import Probe
 from tuner.check.timed_call import expected_of_call
 from tuner.errors import ProblemError, says_no_memory
-from tuner.evaluate.modules import tagged
+from tuner.evaluate.modules import packed
 from tuner.machine import gpu_memory
 from tuner.machine.host import usable_memory_bytes
 from tuner.problem.accuracy import Accuracy
@@ -47,7 +47,7 @@ class Oracle:
     def about(self) -> dict[str, Any]:
         """Return what others must know of the problem."""
         return {
-            "init_inputs": tagged(self.problem.init_inputs(0)),
+            "init_inputs": packed(self.problem),
             "num_rows": self.problem.num_rows(),
             "sizes": dict(self.problem.sizes),
             "sha256": self.problem.sha256,

@@ -23,7 +23,7 @@ from tuner.evaluate.modules import (
     imported,
     module_of,
     notes_on,
-    untagged,
+    unpacked,
 )
 from tuner.evaluate.timed import WEIGHT_SEED, Timed, spoilt_by_cuda_errors
 from tuner.export.several import KERNELS_NAME, take_kernel
@@ -53,7 +53,7 @@ class Producer:
         self,
         device: str,
         accuracy: str,
-        init_inputs: list[Any],
+        init_inputs: str,
         file: str | None = None,
         candidate: str | None = None,
         artefact: str = "",
@@ -78,7 +78,6 @@ class Producer:
         self._file: dict[str, Any] = {}  # the names of an imported file
         self._answer_bytes: list[int] = []  # of the last answer's tensors
         self._own_rows: dict[str, Any] = {}  # of these, where it takes which kernels
-        arguments = untagged(init_inputs)
         if compile_mode:
             problem = load_problem(Path(reference), sizes or {})
             # One for all weights and inputs: another would be compiled once more.
@@ -102,6 +101,7 @@ class Producer:
                 f"{file}: no class ModelNew\n  got: {', '.join(found) or 'no class'}\n"
                 "  next: name the class that stands for the reference's Model ModelNew"
             )
+        arguments = unpacked(init_inputs, module, file or "model_new.py")
         # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.
         self._make_model = lambda **options: constructed(
             module["ModelNew"], arguments, device, options, is_quick=not self._is_own_seed

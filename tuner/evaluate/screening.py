@@ -18,7 +18,7 @@ from tuner.check.probe import Probe
 from tuner.check.refusals import extent_of
 from tuner.errors import ProblemError, says_no_memory
 from tuner.evaluate.child import Answer
-from tuner.evaluate.modules import constructed, fused, module_of
+from tuner.evaluate.modules import arguments_for, constructed, fused, module_of
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.process import free_bytes
 from tuner.evaluate.timed import WEIGHT_SEED, Timed, spoilt_by_cuda_errors
@@ -197,7 +197,7 @@ class Screening:
         if self._model is None:
             self._model = constructed(
                 self._module["ModelNew"],
-                self._problem.init_inputs(0),
+                arguments_for(self._problem, self._module, "model_new.py"),
                 self._oracle.device,
                 is_quick=True,  # each question brings weights
             )

@@ -41,8 +41,9 @@ from tuner.problem.returned import tensors_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ROWS", "Options", "Problem", "arguments_of_constructor", "load_problem"]
+__all__ = ["PRIVATE", "ROWS", "Options", "Problem", "arguments_of_constructor", "load_problem"]
 
+PRIVATE = "_tuner_reference_"  # begins the name of a reference's module
 ROWS = "batch"  # among sizes: the rows (dim 0) of inputs, where a file does not set that name
 Options = Literal["", "numbers", "zeros", "flags", "sizes", "all"]
 
@@ -72,9 +73,11 @@ class Problem:
         """The file whose lines are named: this one, or that of the class which it is made of."""
         return Path(getattr(self.module, "TUNED_FILE", self.path))
 
-    def error(self, reason: str) -> ProblemError:
+    def error(self, reason: str, function: str = "") -> ProblemError:
         """Return, for the caller to raise, the error that this reference cannot be used."""
-        return ProblemError(f"{self.path}: {reason}")
+        code = getattr(getattr(self.module, function, None), "__code__", None)
+        line = f":{code.co_firstlineno}" if code and code.co_filename == str(self.path) else ""
+        return ProblemError(f"{self.path}{line}: {reason}")
 
     def num_rows(self) -> int | None:
         """Return the rows (dim 0) of the first input tensor, None where there is none."""
@@ -123,11 +126,10 @@ class Problem:
         if is_quick and torch.device(device).type != "cpu":
             try:
                 with torch.device(device):
-                    made = self._constructed(init_inputs, options or {})
-                    return put_into(made.to(device), self.mode)
+                    return put_into(self._constructed(init_inputs, options).to(device), self.mode)
             except ProblemError:  # it mixes in what lies on the CPU, such as numbers of NumPy
                 seed_everything(seed)
-        return put_into(self._constructed(init_inputs, options or {}).to(device), self.mode)
+        return put_into(self._constructed(init_inputs, options).to(device), self.mode)
 
     def model_without_memory(self) -> torch.nn.Module:
         """Return the reference on the device "meta", or with its weights where that fails.
@@ -141,12 +143,12 @@ class Problem:
             return self.make_model(0)
 
     def _constructed(
-        self, init_inputs: Sequence[Any], options: Mapping[str, float]
+        self, init_inputs: Sequence[Any], options: Mapping[str, float] | None
     ) -> torch.nn.Module:
         import torch
 
         with self.explained("Model(*get_init_inputs())"):
-            positional, named = arguments_of_constructor(init_inputs, options)
+            positional, named = arguments_of_constructor(init_inputs, options or {})
             model = self.module.Model(*positional, **named)
             if not isinstance(model, torch.nn.Module):
                 raise self.error("Model is not a torch.nn.Module")
@@ -274,9 +276,8 @@ class Problem:
         with self.explained(f"{function}()"):
             values = getattr(self.module, function)()
         if not isinstance(values, (list, tuple)):
-            raise ProblemError(
-                f"{self.path}: {function}() returned {type(values).__name__}; expected a list"
-            )
+            kind = type(values).__name__
+            raise self.error(f"{function}() returned {kind}; expected a list", function)
         return list(values)
 
     @contextlib.contextmanager
@@ -333,7 +334,7 @@ _module_numbers = itertools.count()
 
 def _execute(path: Path, tree: ast.Module) -> ModuleType:
     # Registered under a private name, since dataclasses and pickling look modules up there.
-    name = f"_tuner_reference_{next(_module_numbers)}"
+    name = f"{PRIVATE}{next(_module_numbers)}"
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
@@ -386,8 +387,7 @@ def _require_known(
 ) -> None:
     for name in wanted:
         if name not in assigned:
-            lines = [f"{path}: unknown size {name!r}"]
-            lines.append(f"  known: {', '.join(known) or 'none'}")
+            lines = [f"{path}: unknown size {name!r}", f"  known: {', '.join(known) or 'none'}"]
             hint = did_you_mean(name, list(known))
             raise ProblemError("\n".join(lines + ([f"  {hint}"] if hint else [])))
 
