@@ -1,4 +1,4 @@
-"""What get_init_inputs() returns reaches a module in another process, where classes are its own."""
+"""What get_init_inputs() returns reaches a module in another process, with its own classes."""
 
 from __future__ import annotations
 

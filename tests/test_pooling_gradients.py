@@ -19,7 +19,7 @@ from test_steps import (
 from test_steps_of_halves import Libdevice, with_saved_bytes
 
 from tuner.capture.capture import capture
-from tuner.capture.joint import joint_of
+from tuner.capture.joint import captured_of
 from tuner.capture.step_text import planned
 from tuner.kernel.binding import BoundOp, bind
 from tuner.machine.datasheets import known_device
@@ -228,7 +228,7 @@ def test_what_is_pooled_is_not_stored_where_windows_do_not_overlap(tmp_path):
     path = tmp_path / "pool.py"
     path.write_text(text_of(*AMONG_OTHERS["convolution"]))
     problem = load_problem(path)
-    plan = planned(joint_of(problem, capture(problem)))
+    plan = planned(captured_of(problem, capture(problem)).joint)
     assert plan is not None and plan.forward is not None
     (nest,) = plan.forward.nests
     most = 2 * 8 * 4 * 5  # elements of what is pooled: maxima, places, results
@@ -250,7 +250,7 @@ def test_other_maxima_leave_steps_to_the_reference(name, tmp_path):
     path = tmp_path / "pool.py"
     path.write_text(text_of(*LEFT[name]))
     problem = load_problem(path)
-    assert planned(joint_of(problem, capture(problem))) is None
+    assert planned(captured_of(problem, capture(problem)).joint) is None
 
 
 IN_BLOCKS = {

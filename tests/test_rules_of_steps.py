@@ -20,7 +20,7 @@ from test_steps import (
 )
 
 from tuner.capture.capture import capture
-from tuner.capture.joint import joint_of
+from tuner.capture.joint import captured_of
 from tuner.problem.reference import load_problem
 
 needs_compiler = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
@@ -132,7 +132,7 @@ def test_other_attention_leaves_steps_to_the_reference(name, tmp_path):
     inputs = f"torch.randn({shape})"
     path.write_text(TEXT.format(init=init, names="x", forward=forward, inputs=inputs))
     problem = load_problem(path)
-    assert joint_of(problem, capture(problem)) is None
+    assert captured_of(problem, capture(problem)).joint is None
 
 
 @needs_compiler
@@ -161,7 +161,7 @@ def test_constants_of_several_numbers_leave_steps_to_the_reference(forward, tmp_
     init, inputs = "pass", "torch.randn(3, 7)"
     path.write_text(TEXT.format(init=init, names="x", forward=f"return {forward}", inputs=inputs))
     problem = load_problem(path)
-    assert joint_of(problem, capture(problem)) is None
+    assert captured_of(problem, capture(problem)).joint is None
 
 
 def check_blocks(folder: str) -> None:

@@ -17,10 +17,11 @@ import torch
 from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 from test_any_module import answers, assert_as_exact, in_float64, text_of
 from test_matching import TEXT
+from unusual_modules import reference
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
-from tuner.capture.joint import Captured, joint_of
+from tuner.capture.joint import captured_of
 from tuner.capture.settings import settings_of
 from tuner.capture.step_text import planned, without_steps
 from tuner.evaluate.modules import fused, module_of
@@ -40,7 +41,7 @@ def derive_with_steps(folder: Path, name: str, text: str) -> tuple[Problem, Fami
     problem = load_problem(path)
     graph = capture(problem)
     other = with_another_batch(problem, graph)
-    forwards = [Captured(g, joint_of(problem, g)) for g in (graph, other) if g]
+    forwards = [captured_of(problem, g) for g in (graph, other) if g]
     settings = settings_of(problem.make_model(0), False)
     made = derived(forwards[0], text, name, settings, False, folder / "made", *forwards[1:])
     return problem, load_family(made.name, [made.folder])
@@ -541,7 +542,7 @@ def test_results_that_depend_on_different_weights_leave_steps_to_the_reference(t
     path = tmp_path / "pooled.py"
     path.write_text(text_of("pooled_batch_norm"))
     problem = load_problem(path)
-    joint = joint_of(problem, capture(problem))
+    joint = captured_of(problem, capture(problem)).joint
     assert joint is not None and planned(joint) is None
 
 
@@ -652,13 +653,29 @@ def test_gradients_are_of_the_state_that_the_call_found(used, tmp_path):
     assert taken.num_calls == 2
 
 
-# No gradients at all, a number among the arguments.
-@pytest.mark.parametrize("name", ["argmax", "number"])
-def test_what_has_no_kernels_for_gradients_has_no_record_of_a_step(name, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (text_of("argmax"), "the record of its backward is not read yet: "),  # it has none
+        (text_of("number"), "forward is given numbers beside tensors (y)"),
+        (
+            reference("x: torch.relu(x).prod(-1) + 1", "torch.rand(8, 16)"),
+            "gradients of a product of many (line 8) are not generated yet",
+        ),
+        (
+            reference("x: x * torch.tensor([1.0, 2.0])", "torch.rand(8, 2)"),
+            " is neither a parameter nor a buffer: register it as a buffer",
+        ),
+    ],
+    ids=["no gradient", "number", "product", "constant"],
+)
+def test_what_has_no_kernels_for_gradients_says_why(text, why, tmp_path):
     path = tmp_path / "none.py"
-    path.write_text(text_of(name))
+    path.write_text(text)
     problem = load_problem(path)
-    assert joint_of(problem, capture(problem)) is None
+    captured = captured_of(problem, capture(problem))
+    assert captured.joint is None
+    assert why in captured.without_step
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------

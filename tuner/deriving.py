@@ -127,6 +127,11 @@ def derive_operator(
                     f"{of_user}: batch: its forward is generated for one number of rows alone\n"
                     "  next: leave batch out, and give inputs of that many rows"
                 )
+        if made.without_step:
+            observer.on_stage(
+                f"{path.name}: a step of training takes PyTorch's own operations: "
+                f"{made.without_step}"
+            )
         return made
 
     try:

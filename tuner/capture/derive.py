@@ -35,7 +35,7 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.ranges import ranges_in
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
-from tuner.capture.step_text import StepPlan, planned, step_text
+from tuner.capture.step_text import StepPlan, planned, step_text, takes_steps
 from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
@@ -76,13 +76,15 @@ _RESERVED = {
 class Derived:
     """A folder that holds an operator's, and the operator's name; `config` tunes it.
 
-    `matched` is the title of the family that it is, where it is not generated.
+    `matched` is the title of the family that it is, where it is not generated; `without_step` is
+    why a step of training takes PyTorch's own operations, where one does.
     """
 
     folder: Path
     name: str
     config: Path
     matched: str = ""
+    without_step: str = ""
 
 
 def derived(
@@ -172,7 +174,10 @@ def derived(
         "space": space_of_templates(family, templates),
     }
     write_whole(config, json.dumps(content, indent=1) + "\n")
-    return Derived(root, op, config)
+    why = captured.without_step
+    if not why and not takes_steps(texts["model_new.py"]):
+        why = "no kernels are generated for its gradients yet"
+    return Derived(root, op, config, without_step=why)
 
 
 def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, object]:

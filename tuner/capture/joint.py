@@ -27,7 +27,7 @@ from tuner.problem.returned import tensors_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Captured", "Joint", "joint_of", "of_weights"]
+__all__ = ["Captured", "Joint", "captured_of", "of_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,11 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A forward's graph, and the record of a step of training where there is one."""
+    """A forward's graph, and the record of a step of training, or why there is none."""
 
     graph: Graph
     joint: Joint | None = None
+    without_step: str = ""
 
 
 def of_weights(joint: Joint) -> Joint | None:
@@ -76,24 +77,32 @@ def of_weights(joint: Joint) -> Joint | None:
     )
 
 
-def joint_of(problem: Problem, graph: Graph) -> Joint | None:
-    """Record a step of a module whose forward was captured; None where that cannot be.
-
-    Arguments that are no tensors, constants of several numbers, and operators with several
-    results other than those of `rules` and the backward of a convolution are not taken yet; nor
-    are recurrent networks, nor products of many, whose gradients depend on which values are zero:
-    to record these took PyTorch 2.11 minutes.
-    """
-    has_numbers = any(not argument.is_tensor for argument in graph.arguments)
-    has_products = any(node.op in ("cumprod", "prod") for node in graph.nodes)
-    is_refused = has_numbers or has_products or is_recurrent(graph)
-    has_tensors = any(constant.shape for constant in graph.constants)
-    if has_tensors or is_refused:
-        return None
+def captured_of(problem: Problem, graph: Graph) -> Captured:
+    """Record a step of a module whose forward was captured."""
+    why = _not_recorded(graph)
+    if why:
+        return Captured(graph, None, why)
     try:
-        return _Step(problem, graph).joint()
-    except Exception:  # whatever a record of a backward has that is not read yet
-        return None  # the reference takes its steps itself
+        joint = _Step(problem, graph).joint()
+    except Exception as error:  # whatever a record of a backward has that is not read yet
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        return Captured(graph, None, f"the record of its backward is not read yet: {said}")
+    return Captured(graph, joint, "" if joint else "the record of its backward is not read yet")
+
+
+def _not_recorded(graph: Graph) -> str:
+    """Return why no step of a module is recorded; empty where that is tried."""
+    if numbers := [a.name for a in graph.arguments if not a.is_tensor]:
+        return f"forward is given numbers beside tensors ({', '.join(numbers)})"
+    # Their gradients depend on which values are zero: to record these took PyTorch 2.11 minutes.
+    many = next((node for node in graph.nodes if node.op in ("cumprod", "prod")), None)
+    if many is not None:
+        return f"gradients of a product of many (line {many.line}) are not generated yet"
+    if is_recurrent(graph):
+        return "gradients of recurrent networks are not generated yet"
+    if held := [c.name for c in graph.constants if c.shape]:
+        return f"{', '.join(held)} is neither a parameter nor a buffer: register it as a buffer"
+    return ""
 
 
 class _Step(Operators):

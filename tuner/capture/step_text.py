@@ -22,7 +22,7 @@ from tuner.capture.module_text import (
 from tuner.capture.partitions import traffic_bytes
 from tuner.capture.stages import Partition, Stages, stages_of
 
-__all__ = ["StepPlan", "planned", "step_text", "without_steps"]
+__all__ = ["StepPlan", "planned", "step_text", "takes_steps", "without_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +242,17 @@ def _made(graph: Graph, stages: Stages) -> dict[str, str]:
     }
 
 
+_MARK = "_TAKES_STEPS = True"
+
+
+def takes_steps(model_new: str) -> bool:
+    """Whether a module's text has kernels of its own for steps of training."""
+    return _MARK in model_new
+
+
 def without_steps(model_new: str) -> str:
     """Return a module's text that leaves steps of training to the reference."""
-    return model_new.replace("_TAKES_STEPS = True", "_TAKES_STEPS = False", 1)
+    return model_new.replace(_MARK, "_TAKES_STEPS = False", 1)
 
 
 _STEP = """\

@@ -49,7 +49,7 @@ from tuner.by_batch import Way
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.families import match_of
 from tuner.capture.graph import Graph
-from tuner.capture.joint import Captured, joint_of
+from tuner.capture.joint import captured_of
 from tuner.capture.settings import settings_of
 from tuner.check import probes
 from tuner.check.batches import Extent
@@ -185,7 +185,7 @@ class _Child:
             other = ""
         has_modes = graph.key != other
         resized = with_another_batch(problem, graph)
-        forwards = [Captured(g, joint_of(problem, g)) for g in (graph, resized) if g]
+        forwards = [captured_of(problem, g) for g in (graph, resized) if g]
         settings = settings_of(problem.model_without_memory(), has_modes)
         return {
             "forwards": [json.loads(to_json(f)) for f in forwards],
