@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tuner.check import lending
+from tuner.check.transfers import contents_of, moved
 from tuner.trial import from_json, to_json
 
 if TYPE_CHECKING:
@@ -293,21 +294,18 @@ def pack(
     it unpacks, it makes `rooms_of` the text, and they are filled.
     """
     heads: list[dict[str, Any]] = []
-    blobs: list[bytes | memoryview] = []
+    go: dict[str, torch.Tensor] = {}  # through the host
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
         if lends and lending.is_worth_it(tensor) and (loan := lending.lent(tensor.detach())):
             heads[-1]["loan"] = loan
-            blobs.append(b"")
-            continue
-        if rooms is not None and lending.is_worth_it(tensor):
+        elif rooms is not None and lending.is_worth_it(tensor):
             heads[-1]["room"] = rooms.announce(tensor)
-            blobs.append(b"")
-            continue
-        # Not a copy: the memory stays the tensor's, which must not change until it is sent.
-        content = lending.as_bytes(tensor.detach().to("cpu"))
-        blobs.append(memoryview(content.numpy()) if len(content) else b"")
+        else:
+            go[name] = tensor
+    contents = contents_of(go)
+    blobs = [contents.get(name, b"") for name in tensors]
     return json.dumps({"record": json.loads(to_json(record)), "tensors": heads}), blobs
 
 
@@ -331,12 +329,12 @@ def unpack(
         heads = list(content["tensors"])
         if len(heads) != len(blobs):
             raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
-        tensors = {
-            str(head["name"]): (rooms or {})[head["room"]]
-            if "room" in head
-            else _tensor(head, blob, device).to(device)
+        received = [
+            (rooms or {})[head["room"]] if "room" in head else _tensor(head, blob, device)
             for head, blob in zip(heads, blobs, strict=True)
-        }
+        ]
+        names = [str(head["name"]) for head in heads]
+        tensors = dict(zip(names, moved(received, device), strict=True))
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"not a packed record: {error}") from None
     return record, tensors

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "LENT_FROM_BYTES",
     "Rooms",
     "as_bytes",
     "copied",

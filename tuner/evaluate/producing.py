@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.rows_text import ROWS_NAME
-from tuner.check import crossing, lending, produce, unasked
+from tuner.check import crossing, lending, produce, transfers, unasked
 from tuner.check.circumstances import poison
 from tuner.check.history import set_mode
 from tuner.check.surroundings import functions, replaced
@@ -190,7 +190,8 @@ class Producer:
         """
         self._lent = {}
         script, given = self._unpacked(question, blobs)
-        tensors = {name: t.to(self._device) for name, t in given.items()}
+        there = transfers.moved([*given.values()], self._device)
+        tensors = dict(zip(given, there, strict=True))
         # A copy: what the candidate does to its weights must not reach the next question.
         tensors |= {name: self._received[token].clone() for name, token in known.items()}
         self._is_own_seed = script.own_seed is not None
@@ -203,7 +204,7 @@ class Producer:
             text, answers = crossing.pack(report, found.tensors, lends=lends)
             self._lent = found.tensors if lends else {}
             self._answer_bytes = [tensor.nbytes for tensor in found.tensors.values()]
-            del given, tensors, found
+            del given, there, tensors, found
             gpu_memory.free_unused(self._device)
         return {"answer": text, "used_bytes": gpu_memory.most_bytes(self._device)[0]}, answers
 
