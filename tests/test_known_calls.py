@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -295,6 +296,99 @@ def test_a_function_that_may_hold_the_module_is_not_kept(block):
     is_constant = block.module["is_constant"]
     assert is_constant(torch.tanh) and is_constant(nn.functional.relu) and is_constant((1, "a"))
     assert not is_constant(lambda x: mine(x)) and not is_constant([1]) and not is_constant(mine)
+
+
+CONFIGURED = """
+import functools
+from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+
+
+class Kind(Enum):
+    PLAIN = 1
+    SHIFTED = 2
+
+
+@dataclass(slots=True)
+class Base:
+    shift: float = 0.25
+
+
+@dataclass(slots=True)
+class Config(Base):
+    kind: Kind = Kind.SHIFTED
+    scales: list = field(default_factory=lambda: [0.5, 2.0])
+
+
+class Model(nn.Module):
+    def __init__(self, config, names, act):
+        super().__init__()
+        self.config, self.names, self.act = config, names, act
+        self.weight = nn.Parameter(torch.ones(6))
+        self.empty = []
+
+    def forward(self, x):
+        if self.config.kind is Kind.SHIFTED:
+            x = x + self.config.shift
+        return self.act(x * self.config.scales[0] * self.names["k"].value) * self.weight
+
+
+def get_inputs():
+    return [torch.randn(5, 6)]
+
+
+def get_init_inputs():
+    scale = 0.5
+    names = {"k": SimpleNamespace(value=3.0)}
+    return [Config(), names, functools.partial(torch.clamp, max=1.0)]
+"""
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory) -> Taken:
+    return Taken(tmp_path_factory.mktemp("configured"), "configured", CONFIGURED)
+
+
+CONFIGS: dict[str, Callable[[nn.Module], object]] = {
+    "a field": lambda m: setattr(m.config, "shift", 1.5),  # of a class that it derives from
+    "an enumeration": lambda m: setattr(m.config, "kind", type(m.config.kind).PLAIN),
+    "an item": lambda m: m.config.scales.__setitem__(0, -1.0),
+    "another list": lambda m: setattr(m.config, "scales", [7.0]),
+    "an object in a dictionary": lambda m: setattr(m.names["k"], "value", 0.1),
+    "another object": lambda m: m.names.update(k=SimpleNamespace(value=-2.0)),
+    "what a partial holds": lambda m: m.act.keywords.update(max=0.2),
+    "a list that was empty": lambda m: m.empty.append(1.0),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_calls_of_a_module_with_a_config_are_known_until_it_is_edited(name, configured):
+    mine, own = configured.new(), configured.problem.make_model(0)
+    with whole_looks(configured) as looks:
+        for _ in range(3):
+            torch.testing.assert_close(mine(given(1)), own(given(1)))
+        assert len(looks) == 1
+        for model in (mine, own):
+            CONFIGS[name](model)
+        torch.testing.assert_close(mine(given(1)), own(given(1)))
+        assert len(looks) == 2
+
+
+def test_what_holds_the_module_or_a_tensor_is_not_kept(configured):
+    mine = configured.new()
+    for value in (mine, [mine.weight], lambda: mine, mine.forward, {"x": object()}, torch.ones(1)):
+        assert not configured.module["is_followed"](value, [])
+
+
+def test_a_call_of_another_size_is_not_looked_at_whole(configured, monkeypatch):
+    mine, own = configured.new(), configured.problem.make_model(0)
+    monkeypatch.setitem(configured.module, "contents_of", None)  # which takes the host longest
+    x = given(1)[:, :4].repeat(1, 2)[:, :1]
+    torch.testing.assert_close(mine(x), own(x))
 
 
 def test_a_module_that_changes_at_each_call_is_remembered_no_more(block):

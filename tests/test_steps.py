@@ -24,7 +24,7 @@ from tuner.capture.derive import derived
 from tuner.capture.joint import captured_of
 from tuner.capture.settings import settings_of
 from tuner.capture.step_text import planned, without_steps
-from tuner.evaluate.modules import fused, module_of
+from tuner.evaluate.modules import arguments_for, fused, module_of
 from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
@@ -70,10 +70,15 @@ class Taken:
         further = operator.extra
         self.module = module_of(self.family.model_new)
         self.module |= {**fused(operator), "fused_gradients": counted, "fused_device": device}
-        self.mine = self.module["ModelNew"](*self.problem.init_inputs(0)).to(device)
+        self.mine = self.new().to(device)
         self.own = self.problem.make_model(0).to(device)
         self.mine.load_state_dict(self.own.state_dict())
         self.wide = copy.deepcopy(self.own).double()
+
+    def new(self) -> torch.nn.Module:
+        """Return a further module, on the CPU, with weights of its own."""
+        arguments = arguments_for(self.problem, self.module, "model_new.py")
+        return self.module["ModelNew"](*arguments)
 
     def _bound(self, folder: Path, params: dict[str, object]) -> BoundOp:
         name = str(params.pop("template", "nest" if self.device == "cpu" else "nest_triton"))

@@ -35,10 +35,11 @@ _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torc
 
 class Known:
     # A module as `usual_state` found it, and the calls of it that it took.
-    def __init__(self, module, parts, state, changes):
+    def __init__(self, module, parts, edited, state, changes):
         key = id(module)
         self.module = weakref.ref(module, lambda _: _KNOWN.pop(key, None))
         self.parts = parts
+        self.edited = edited
         self.names = [*state]
         self.tensors = [weakref.ref(x) for x in state.values()]
         self.changes = changes
@@ -66,6 +67,10 @@ class Known:
             now = [*own.values(), *buffers.values(), *parts.values()]
             if not all(map(is_, now, [reference() for reference in held_by])):
                 return False
+        for value, before in self.edited:
+            now = contained(value)
+            if len(now) != len(before) or not all(map(is_, now, before)):
+                return False
         return True
 
 
@@ -75,12 +80,49 @@ def is_constant(value):
         return all(map(is_constant, value))
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None
+    if isinstance(value, type) or hasattr(type(value), "__members__"):  # of an enumeration
+        return True
     return isinstance(value, _CONSTANTS) or type(value) is types.BuiltinFunctionType
 
 
+def contained(value):
+    # What a list, a dictionary, a function or an object of a config holds now.
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.FunctionType):
+        return [cell.cell_contents for cell in value.__closure__]
+    held = getattr(value, "__dict__", {})
+    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    names = [n for each in slots for n in ((each,) if isinstance(each, str) else each)]
+    return [*held, *held.values(), *[getattr(value, name, None) for name in names]]
+
+
+def is_followed(value, edited, depth=3):
+    # Whether all that a value holds can be compared; adds to `edited` what it holds, if anything.
+    if is_constant(value):
+        return True
+    if hasattr(value, "requires_grad") or hasattr(value, "_parameters"):  # a tensor, or a module
+        return False
+    if not depth or len(edited) > 50 or isinstance(value, types.MethodType):
+        return False
+    try:
+        now = contained(value)
+    except ValueError:  # what a function closes over is not there yet
+        return False
+    edited.append((value, [*now]))
+    if not now and not isinstance(value, (list, tuple, dict)):
+        return False  # who knows what it holds
+    return all([is_followed(x, edited, depth - 1) for x in now])
+
+
 def parts_of(module):
-    # What `Known` compares of a module and its parts; None where an attribute can be edited.
-    found, left, seen = [], [module], set()
+    # What `Known` compares of a module, of its parts, and of what settings hold that can be
+    # edited; None where that cannot be compared.
+    found, edited, left, seen = [], [], [module], set()
     while left:
         part = left.pop()
         if id(part) in seen:
@@ -89,7 +131,7 @@ def parts_of(module):
         held = part.__dict__
         names = _PUBLIC[tuple(held)]
         values = [held[name] for name in names]
-        if not all(map(is_constant, values)):
+        if not all([is_followed(value, edited) for value in values]):
             return None
         tables = held["_parameters"], held["_buffers"], held["_modules"]
         now = [x for table in tables for x in table.values()]
@@ -99,7 +141,7 @@ def parts_of(module):
             [type(None) if x is None else weakref.ref(x) for x in now],
         ))  # fmt: skip
         left += [x for x in tables[2].values() if x is not None]
-    return found
+    return found, edited
 
 
 def is_watched():
@@ -146,7 +188,7 @@ def remember(module, state, is_step, *inputs):
         parts = parts_of(module) if changes < _MOST_CHANGES else None
         if parts is None:
             return
-        known = _KNOWN[id(module)] = Known(module, parts, state, changes)
+        known = _KNOWN[id(module)] = Known(module, *parts, state, changes)
     if len(known.calls) >= 64:  # as many numbers of rows, say
         known.calls.clear()
     guards = TensorGuards(

@@ -281,35 +281,9 @@ def is_in_range(x, size, ignored):
     if type(module) is not ModelNew and (is_compiling or not leaves_parts(type(module))):
         return None
     on_cpu = str(fused_device).startswith("cpu")
-    listed = _SETTINGS if is_compiling else None
-    settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
-    if settings != _SETTINGS or len(state) != len(_FORMS):
-        return None
-    if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
-        return None
-    if torch.get_default_dtype() != _DEFAULT_DTYPE:
-        return None
     for x in inputs:
-        if not isinstance(x, torch.Tensor) or x.is_nested:
+        if not isinstance(x, torch.Tensor) or x.is_nested or x.layout is not torch.strided:
             return None
-    if torch.overrides.has_torch_function((*inputs, *state.values())):
-        return None
-    for x in (*inputs, *state.values()):
-        kind = type(x)
-        if x.layout is not torch.strided:
-            return None
-        if kind is not torch.Tensor and kind is not nn.Parameter:  # a DTensor knows no operator
-            own = torch.Tensor.__torch_dispatch__
-            if is_compiling or kind.__torch_dispatch__ is not own:
-                return None
-    for name, (dtype, shape) in _FORMS.items():
-        x = state.get(name)
-        if x is None or x.dtype != dtype or x.shape != shape:
-            return None
-        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
-            return None
-    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
-        return None
     batch = None
     for x, (dtype, is_batched, sizes) in zip(inputs, _GIVEN):
         if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
@@ -328,6 +302,32 @@ def is_in_range(x, size, ignored):
     if not on_cpu and batch is not None and batch > _TUNED_ROWS:
         if any(x.numel() >= 2**31 - 2**20 for x in inputs):
             return None
+    listed = _SETTINGS if is_compiling else None
+    settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
+    if settings != _SETTINGS or len(state) != len(_FORMS):
+        return None
+    if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
+        return None
+    if torch.get_default_dtype() != _DEFAULT_DTYPE:
+        return None
+    if torch.overrides.has_torch_function((*inputs, *state.values())):
+        return None
+    for x in (*inputs, *state.values()):
+        kind = type(x)
+        if x.layout is not torch.strided:
+            return None
+        if kind is not torch.Tensor and kind is not nn.Parameter:  # a DTensor knows no operator
+            own = torch.Tensor.__torch_dispatch__
+            if is_compiling or kind.__torch_dispatch__ is not own:
+                return None
+    for name, (dtype, shape) in _FORMS.items():
+        x = state.get(name)
+        if x is None or x.dtype != dtype or x.shape != shape:
+            return None
+        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
+            return None
+    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
+        return None
     if on_cpu and _PLACES and not all(is_in_range(inputs[i], *p) for i, p in _PLACES.items()):
         return None
     return state

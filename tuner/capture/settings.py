@@ -61,8 +61,9 @@ def contents_of(
         if callable(value):
             return kind
         held = {**getattr(value, "__dict__", {})}
-        for name in getattr(type(value), "__slots__", ()):
-            held[name] = getattr(value, name, None)
+        for slots in [getattr(base, "__slots__", ()) for base in type(value).__mro__]:
+            for name in (slots,) if isinstance(slots, str) else slots:
+                held[name] = getattr(value, name, None)
         return [kind, said(held, depth)] if held else kind
 
     settings: dict[str, dict[str, object]] = {}
