@@ -366,20 +366,21 @@ class Verification:
 
     def _race(self, contenders: Sequence[Contender]) -> Race:
         num_processes = MIN_PROCESSES if self.is_hurried() else self.schedule.num_processes
-        s = "s" if len(contenders) > 1 else ""
-        self.observer.on_stage(f"racing {len(contenders)} file{s} against the baseline")
+        files = f"{len(contenders)} file{'s' * (len(contenders) > 1)}"
+        self.observer.on_stage(f"racing {files} against the baseline")
         start_s = time.monotonic()
 
         def on_round(share: float) -> None:
             spent_s = time.monotonic() - start_s
             planned_s, found_s = self.schedule.race_s, spent_s / max(share, 1e-3)
             left_s = (1.0 - share) * (found_s if share > SEEN_SHARE else max(planned_s, spent_s))
-            done = round(100 * share)
-            self.observer.on_progress(Progress("racing", done, 100, left_s))
+            self.observer.on_progress(Progress("racing", round(100 * share), 100, left_s))
 
         def goes_on(num_raced: int) -> bool:
             has_time = self.deadline_s is None and not self.is_hurried()
-            return has_time and num_raced < num_processes + MORE_SETS
+            if more := has_time and num_raced < num_processes + MORE_SETS:
+                self.observer.on_stage(f"{num_raced} sets leave open who is faster: one more")
+            return more
 
         def race_of(contenders: list[Contender]) -> Race:
             return Racer(self.planned.spec, self.rival.ready).race(
@@ -392,9 +393,8 @@ class Verification:
         on_round(0.0)  # the first round ends only once all processes are warm
         race = self.rival.beside(contenders, race_of)
         if race.num_processes < num_processes:
-            self._reduce(
-                f"{race.num_processes} of {num_processes} sets of processes: the time was up"
-            )
+            raced = f"{race.num_processes} of {num_processes} sets of processes"
+            self._reduce(f"{raced}: the time was up")
         for note in race.notes():
             self.observer.on_stage(note)
         return race
