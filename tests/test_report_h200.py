@@ -73,7 +73,7 @@ def test_the_verdict_is_what_the_races_measured(reader):
         # The winner multiplies in float16, which the class allows: TF32's roofline is not its.
         "50 % of 989 TFLOPS, the roofline (arithmetic) of float16 tensor cores, which it computes",
         "Verified: 35 of 35 probes accepted, raced in 5 processes, from the exported file",
-        "rms 4.1e-04, max 2.3e-03 (PyTorch's own 4.1e-04, 2.3e-03)",
+        "relative rms 4.1e-04, absolute max 2.3e-03 (PyTorch's own 4.1e-04, 2.3e-03)",
         "35 of 35 probes accepted",
         "trial 36 cannot be distinguished from the winner",
         "47 tried of 29,480 possible: 47 correct",
