@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_problem import FLAGSHIP
 
-from tuner.machine.importing import import_from, import_path
+from tuner.machine.importing import import_from, import_path, user_path
 
 CHEATS = Path(__file__).parent / "cheats"
 CHECKOUT = Path(__file__).parent.parent
@@ -83,7 +83,8 @@ def test_a_checkout_of_the_tuner_is(monkeypatch):
 def test_the_folder_of_a_file_comes_last(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), "/usr/lib"])
-    import_from(tmp_path)
-    import_from(tmp_path)
+    for folder in (tmp_path / "a", tmp_path, tmp_path):  # the files of one process
+        import_from(folder)
+        assert user_path() == ["", str(tmp_path), "/usr/lib"]
     assert sys.path == ["", str(tmp_path), "/usr/lib", str(tmp_path)]
     assert import_path(sys.path) == ["/usr/lib", str(tmp_path)]

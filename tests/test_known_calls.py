@@ -324,16 +324,48 @@ class Config(Base):
     scales: list = field(default_factory=lambda: [0.5, 2.0])
 
 
+class Private:
+    __slots__ = ("__k", "scale", "inner")
+
+    def __init__(self):
+        self.__k, self.scale = 1.0, 1.0
+        self.inner = SimpleNamespace(inner=SimpleNamespace(k=1.0))
+
+    def set(self, k):
+        self.__k = k
+
+    def all(self):
+        return self.__k * self.scale * self.inner.inner.k
+
+
+class Called:
+    def __init__(self):
+        self.k = 2.0
+
+    def __call__(self, x):
+        return x * self.k
+
+
+class Answers(dict):
+    def __getattr__(self, name):
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return self[name]
+
+
 class Model(nn.Module):
     def __init__(self, config, names, act):
         super().__init__()
         self.config, self.names, self.act = config, names, act
         self.weight = nn.Parameter(torch.ones(6))
         self.empty = []
+        self._more, self.called, self.answers = Private(), Called(), Answers(k=0.5)
+        self.shifted = lambda x, by=1.0: x + by
 
     def forward(self, x):
         if self.config.kind is Kind.SHIFTED:
             x = x + self.config.shift
+        x = self.called(self.shifted(x * self._more.all() + self.answers.k))
         return self.act(x * self.config.scales[0] * self.names["k"].value) * self.weight
 
 
@@ -362,6 +394,17 @@ CONFIGS: dict[str, Callable[[nn.Module], object]] = {
     "another object": lambda m: m.names.update(k=SimpleNamespace(value=-2.0)),
     "what a partial holds": lambda m: m.act.keywords.update(max=0.2),
     "a list that was empty": lambda m: m.empty.append(1.0),
+    "the class of an object": lambda m: setattr(
+        m.called,
+        "__class__",
+        type("Doubled", (type(m.called),), {"__call__": lambda self, x: x * self.k * 2.0}),
+    ),
+    "a private field": lambda m: setattr(m._more, "scale", 3.0),
+    "a slot with two underscores": lambda m: m._more.set(5.0),
+    "an object that is called": lambda m: setattr(m.called, "k", 7.0),
+    "a default": lambda m: setattr(m.shifted, "__defaults__", (4.0,)),
+    "a class that answers to any name": lambda m: m.answers.update(k=0.125),
+    "a deep object": lambda m: setattr(m._more.inner.inner, "k", 9.0),
 }
 
 
@@ -378,10 +421,28 @@ def test_calls_of_a_module_with_a_config_are_known_until_it_is_edited(name, conf
         assert len(looks) == 2
 
 
-def test_what_holds_the_module_or_a_tensor_is_not_kept(configured):
-    mine = configured.new()
-    for value in (mine, [mine.weight], lambda: mine, mine.forward, {"x": object()}, torch.ones(1)):
-        assert not configured.module["is_followed"](value, [])
+@pytest.mark.parametrize("edit", [None, "owner", "list", "class"])
+def test_nothing_that_a_config_holds_keeps_the_module(edit, configured):
+    def used() -> weakref.ref[nn.Module]:
+        mine = configured.new()
+        if edit == "class":
+
+            class Inner:
+                def owner(self) -> object:
+                    return mine
+
+            mine.kind = Inner
+        mine(given(1))
+        mine(given(1))
+        if edit == "owner":
+            mine.names["k"].owner = mine
+        if edit == "list":
+            mine.empty.append(mine.forward)
+        return weakref.ref(mine)
+
+    whole = used()
+    gc.collect()
+    assert whole() is None
 
 
 def test_a_call_of_another_size_is_not_looked_at_whole(configured, monkeypatch):

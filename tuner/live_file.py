@@ -22,6 +22,7 @@ from tuner.config.quantities import parse_rows
 from tuner.errors import InputError, input_errors
 from tuner.machine.forkserver import MARKER
 from tuner.machine.host import cache_folder, usable_memory_bytes
+from tuner.machine.importing import user_path
 from tuner.problem.given import MOST_DRAWS, first_with_rows
 from tuner.problem.modes import others_in_mode
 from tuner.storage import storage_errors, write_whole
@@ -49,12 +50,13 @@ def write_live(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Path:
     path, beside = folder / f"{identifier(kind.__name__)}.py", folder / "state.pt"
     file = Path(source).resolve()
     name = kind.__module__ if kind.__module__ != "__main__" else file.stem
+    paths = [Path(p).resolve() for p in user_path()]
     text = _TEXT.format(
         kind=kind.__qualname__,
         file=str(file),
         name=name,
         sha256="" if _is_installed(file) else hashlib.sha256(file.read_bytes()).hexdigest(),
-        paths=[str(Path(p).resolve()) for p in sys.path if not _is_installed(Path(p).resolve())],
+        paths=[str(p) for p in paths if not _is_installed(p)],
         state=str(beside),
         forward=_declared(kind),
     )

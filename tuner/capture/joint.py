@@ -82,9 +82,12 @@ def captured_of(problem: Problem, graph: Graph) -> Captured:
     why = _not_recorded(graph)
     if why:
         return Captured(graph, None, why)
+    step = _Step(problem, graph)
     try:
-        joint = _Step(problem, graph).joint()
+        joint = step.joint()
     except Exception as error:  # whatever a record of a backward has that is not read yet
+        if step.differentiable and not any(step.differentiable):
+            return Captured(graph, None, "its results have no gradients")
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         return Captured(graph, None, f"the record of its backward is not read yet: {said}")
     return Captured(graph, joint, "" if joint else "the record of its backward is not read yet")
@@ -100,8 +103,10 @@ def _not_recorded(graph: Graph) -> str:
         return f"gradients of a product of many (line {many.line}) are not generated yet"
     if is_recurrent(graph):
         return "gradients of recurrent networks are not generated yet"
-    if held := [c.name for c in graph.constants if c.shape]:
-        return f"{', '.join(held)} is neither a parameter nor a buffer: register it as a buffer"
+    held = {c.name for c in graph.constants if c.shape}
+    if lines := sorted({node.line for node in graph.nodes if held & {*node.refs}}):
+        where = ", ".join(f"line {line}" for line in lines)
+        return f"it uses a tensor that is neither a parameter nor a buffer ({where})"
     return ""
 
 

@@ -31,6 +31,9 @@ _KNOWN = {}  # by the id of a module that lives: calls of it that `usual_state` 
 _MOST_CHANGES = 64  # of a module, after which no more of its calls are remembered
 _TENSORS = (torch.Tensor, nn.Parameter)
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+_LEAVES = {*_CONSTANTS, complex, bytes, types.CodeType}
+_OPAQUE = ("torch", "logging", "threading", "_thread", "io", "_io", "weakref", "numpy", "builtins")
+_SLOTS = {}  # names by class
 
 
 class Known:
@@ -67,11 +70,17 @@ class Known:
             now = [*own.values(), *buffers.values(), *parts.values()]
             if not all(map(is_, now, [reference() for reference in held_by])):
                 return False
-        for value, before in self.edited:
-            now = contained(value)
-            if len(now) != len(before) or not all(map(is_, now, before)):
+        for part, name, before in self.edited:
+            now = []
+            is_flat = is_flattened((module if part is None else part()).__dict__.get(name), now)
+            if not is_flat or len(now) != len(before) or not all(map(is_, now, before)):
                 return False
-        return True
+        return bool(self.parts)
+
+    def forget(self):
+        # Of a module that was edited it keeps how often it was.
+        self.parts = self.edited = ()
+        self.calls.clear()
 
 
 def is_constant(value):
@@ -79,49 +88,79 @@ def is_constant(value):
     if isinstance(value, tuple):
         return all(map(is_constant, value))
     if isinstance(value, types.FunctionType):
-        return value.__closure__ is None
-    if isinstance(value, type) or hasattr(type(value), "__members__"):  # of an enumeration
-        return True
+        is_plain = value.__closure__ is None and "<lambda>" not in value.__qualname__
+        return is_plain and all(map(is_constant, value.__defaults__ or ()))
     return isinstance(value, _CONSTANTS) or type(value) is types.BuiltinFunctionType
 
 
-def contained(value):
-    # What a list, a dictionary, a function or an object of a config holds now.
-    if isinstance(value, (list, tuple)):
-        return value
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, types.FunctionType):
-        return [cell.cell_contents for cell in value.__closure__]
-    held = getattr(value, "__dict__", {})
-    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
-    names = [n for each in slots for n in ((each,) if isinstance(each, str) else each)]
-    return [*held, *held.values(), *[getattr(value, name, None) for name in names]]
+def slots_of(kind):
+    # The names under which objects of a class hold what is not in their dictionary.
+    found = _SLOTS.get(kind)
+    if found is None:
+        found = _SLOTS[kind] = []
+        for base in kind.__mro__:
+            slots = vars(base).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                is_private = name[:2] == "__" != name[-2:]
+                own = f"_{base.__name__.lstrip('_')}{name}" if is_private else name
+                if own not in ("__dict__", "__weakref__"):
+                    found.append(own)
+    return found
 
 
-def is_followed(value, edited, depth=3):
-    # Whether all that a value holds can be compared; adds to `edited` what it holds, if anything.
-    if is_constant(value):
+def is_flattened(value, into, depth=5):
+    # Adds to `into` what an attribute holds that can be edited: constants and classes, which are
+    # the same objects as long as nothing was edited, and nothing that may hold the module.
+    # Whether that is all of what `setting_of` looks at.
+    kind = type(value)
+    if kind in _LEAVES:
+        into.append(value)
         return True
-    if hasattr(value, "requires_grad") or hasattr(value, "_parameters"):  # a tensor, or a module
+    if isinstance(value, type) or hasattr(kind, "__members__"):  # of an enumeration
+        into.append(value)
+        return "<locals>" not in (value if isinstance(value, type) else kind).__qualname__
+    if is_constant(value):
+        into.append(value)
+        return True
+    if not depth or len(into) > 200:
         return False
-    if not depth or len(edited) > 50 or isinstance(value, types.MethodType):
+    if kind is dict:
+        items = [*value, *value.values()]
+    elif kind in (list, tuple, set, frozenset):
+        items = [*value]
+    elif kind is types.FunctionType:
+        try:
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        except ValueError:  # nothing yet
+            return False
+        items = [value.__code__, value.__defaults__, *cells]
+    elif "<locals>" in kind.__qualname__ or kind.__module__.partition(".")[0] in _OPAQUE:
         return False
-    try:
-        now = contained(value)
-    except ValueError:  # what a function closes over is not there yet
+    else:
+        held = getattr(value, "__dict__", {})
+        items = [*held, *held.values(), *[getattr(value, name, None) for name in slots_of(kind)]]
+        if isinstance(value, dict):
+            items += [*value, *value.values()]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            items += [*value]
+        elif isinstance(value, functools.partial):
+            items += [value.func, value.args, value.keywords]
+        elif not items:
+            return False  # who knows what it holds
+    if len(items) > 200:
         return False
-    edited.append((value, [*now]))
-    if not now and not isinstance(value, (list, tuple, dict)):
-        return False  # who knows what it holds
-    return all([is_followed(x, edited, depth - 1) for x in now])
+    into += kind, len(items)
+    for x in items:
+        if type(x) in _LEAVES:
+            into.append(x)
+        elif not is_flattened(x, into, depth - 1):
+            return False
+    return True
 
 
 def parts_of(module):
-    # What `Known` compares of a module, of its parts, and of what settings hold that can be
-    # edited; None where that cannot be compared.
+    # What `Known` compares of a module and its parts, and attributes that can be edited, by what
+    # they hold; None where that cannot be compared.
     found, edited, left, seen = [], [], [module], set()
     while left:
         part = left.pop()
@@ -130,13 +169,17 @@ def parts_of(module):
         seen.add(id(part))
         held = part.__dict__
         names = _PUBLIC[tuple(held)]
-        values = [held[name] for name in names]
-        if not all([is_followed(value, edited) for value in values]):
-            return None
+        own = None if part is module else weakref.ref(part)
+        same = [name for name in names if is_constant(held[name])]
+        for name in set(names).difference(same):
+            before = []
+            if not is_flattened(held[name], before):
+                return None
+            edited.append((own, name, before))
         tables = held["_parameters"], held["_buffers"], held["_modules"]
         now = [x for table in tables for x in table.values()]
         found.append((
-            None if part is module else weakref.ref(part), type(part), len(held), names, values,
+            own, type(part), len(held), same, [held[name] for name in same],
             [name for table in tables for name in table],
             [type(None) if x is None else weakref.ref(x) for x in now],
         ))  # fmt: skip
@@ -165,7 +208,10 @@ def known_call(module, *inputs):
             return None, False
         form.append(x.shape)
     guards, is_step = known.calls.get(tuple(form), (None, False))
-    if guards is None or not known.is_as_before(module):
+    if guards is None:
+        return None, False
+    if not known.is_as_before(module):
+        known.forget()
         return None, False
     tensors = [reference() for reference in known.tensors]
     if not guards.check(*inputs, *tensors):

@@ -19,8 +19,9 @@ from tuner.capture.picking import picking_inputs
 from tuner.capture.returning import containers_text, returned_text
 from tuner.capture.rows_text import ROWS_TEXT, asks_few, asks_rows
 from tuner.capture.scalars import numbers_of
-from tuner.capture.settings import contents_of, literal_of, made_from
+from tuner.capture.settings import contents_of, literal_of, made_from, setting_of
 from tuner.capture.stages import Stages
+from tuner.capture.usual_text import USUAL_TEXT
 
 __all__ = [
     "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch", "model_new",
@@ -184,7 +185,7 @@ def usual_text(
     numbers = numbers_of(graph)
     tensors = [t for t in graph.inputs if t.name not in numbers]
     names = [t.name for t in tensors]
-    return _USUAL.format(
+    return USUAL_TEXT.format(
         reference=reference.rstrip(),
         inputs=[
             (t.dtype, ["batch", *t.shape[1:]] if has_batch(graph, t, batch) else [*t.shape])
@@ -200,6 +201,7 @@ def usual_text(
         has_calls=has_calls,
         rows=ROWS_TEXT if batch is not None else "",
         containers=containers_text(graph.containers),
+        setting_of=inspect.getsource(setting_of).rstrip(),
         contents_of=inspect.getsource(contents_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
     )
@@ -208,145 +210,6 @@ def usual_text(
 def state_text(name: str) -> str:
     """Return how a parameter or buffer is reached among those that were just looked at."""
     return f"fused_state[{name!r}]"
-
-
-_USUAL = """\
-{reference}
-
-
-import functools
-import types
-import weakref
-from operator import is_
-from typing import Any
-
-_HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
-_GIVEN = [  # inputs: dtype, whether they have any number of rows, and their further sizes
-    (getattr(torch, dtype), "batch" in shape, torch.Size(shape["batch" in shape :]))
-    for dtype, shape in {inputs!r}
-]
-_IS_NUMBER = {is_number!r}  # of each argument
-_TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no longer fit in 32 bits
-_PLACES = {places}  # inputs that pick one of so many, and the number that picks none
-_STATE = {state!r}
-_FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
-_SETTINGS = {settings}
-_PUBLIC = {{}}  # attributes that may be settings
-_KINDS = {{}}  # of classes derived from ModelNew
-{containers}_DEFAULT_DTYPE = torch.{default_dtype}  # of what a forward makes, when it was captured
-# Since PyTorch 2.7; before, what is exported has no operators of ours but in its strict mode.
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
-
-
-{contents_of}
-
-
-{made_from}
-
-
-def leaves_parts(kind):
-    # Whether a class that is derived from ours has no other methods and values for forward.
-    is_known = _KINDS.get(kind)
-    if is_known is None:
-        own = ModelNew.__mro__[: ModelNew.__mro__.index(nn.Module)]
-        own = {{name for each in own for name in vars(each) if name[:2] != "__"}} - {{"forward"}}
-        more = kind.__mro__[: kind.__mro__.index(ModelNew)]
-        is_known = _KINDS[kind] = all(own.isdisjoint(vars(each)) for each in more)
-    return is_known
-
-
-def is_in_range(x, size, ignored):
-    # On a CPU PyTorch refuses other places; on a GPU nobody waits to know.
-    if torch.compiler.is_compiling():
-        return False
-    is_wrong = (x < 0) | (x >= size)
-    return not bool((is_wrong if ignored is None else is_wrong & (x != ignored)).any())
-
-
-{rows}def usual_state(module, inputs):
-    # The module's tensors by name where the loops were written for such a call, else None.
-    if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
-        return None
-    is_compiling = torch.compiler.is_compiling()
-    if is_compiling:
-        if _is_exporting():  # what is exported is used where this file is not
-            return None
-    # Mapped by torch.func PyTorch makes one call of many: in another way, and sooner.
-    elif torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing():
-        return None
-    if True in _IS_NUMBER:
-        if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
-            return None
-        inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
-    if type(module) is not ModelNew and (is_compiling or not leaves_parts(type(module))):
-        return None
-    on_cpu = str(fused_device).startswith("cpu")
-    for x in inputs:
-        if not isinstance(x, torch.Tensor) or x.is_nested or x.layout is not torch.strided:
-            return None
-    batch = None
-    for x, (dtype, is_batched, sizes) in zip(inputs, _GIVEN):
-        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
-            return None
-        if x.dtype != dtype or x.dim() != len(sizes) + is_batched or not x.numel():
-            return None
-        shape = x.shape
-        if is_batched:
-            if batch is None:
-                batch = shape[0]
-            elif batch != shape[0]:
-                return None
-            shape = shape[1:]
-        if shape != sizes:
-            return None
-    if not on_cpu and batch is not None and batch > _TUNED_ROWS:
-        if any(x.numel() >= 2**31 - 2**20 for x in inputs):
-            return None
-    listed = _SETTINGS if is_compiling else None
-    settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
-    if settings != _SETTINGS or len(state) != len(_FORMS):
-        return None
-    if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
-        return None
-    if torch.get_default_dtype() != _DEFAULT_DTYPE:
-        return None
-    if torch.overrides.has_torch_function((*inputs, *state.values())):
-        return None
-    for x in (*inputs, *state.values()):
-        kind = type(x)
-        if x.layout is not torch.strided:
-            return None
-        if kind is not torch.Tensor and kind is not nn.Parameter:  # a DTensor knows no operator
-            own = torch.Tensor.__torch_dispatch__
-            if is_compiling or kind.__torch_dispatch__ is not own:
-                return None
-    for name, (dtype, shape) in _FORMS.items():
-        x = state.get(name)
-        if x is None or x.dtype != dtype or x.shape != shape:
-            return None
-        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
-            return None
-    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
-        return None
-    if on_cpu and _PLACES and not all(is_in_range(inputs[i], *p) for i, p in _PLACES.items()):
-        return None
-    return state
-
-
-def detached(op, *args):
-    # Calls an operator past its autograd, which is Python of PyTorch's: nothing wants gradients.
-    if torch.compiler.is_compiling():
-        return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
-
-
-def wants_gradients(tensors):
-    # Numbers among them have none.
-    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
-
-
-"""
 
 
 _MODULE = """\

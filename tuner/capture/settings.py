@@ -6,12 +6,77 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["contents_of", "literal_of", "made_from", "settings_of"]
+__all__ = ["contents_of", "literal_of", "made_from", "setting_of", "settings_of"]
 
 
 def settings_of(module: Any, has_modes: bool) -> dict[str, dict[str, object]]:
     """Return the settings of `contents_of`."""
     return contents_of(module, has_modes, {})[0]
+
+
+def setting_of(value: Any, depth: int = 5, room: list[int] | None = None) -> Any:
+    """Return what a setting is that is no number and no flat list of these, as JSON has it.
+
+    Objects by what they hold, `depth` deep and as many as there is `room` for; what is deeper, or
+    changes by itself, by the name of its class. None for a tensor or a module. A user's objects
+    may answer to any name, so that their classes are asked what they are.
+    Exported files hold this function's text, so it uses nothing from outside.
+    """
+    room = [500] if room is None else room
+    room[0] -= 1
+    if isinstance(value, (bool, int, float, str)):
+        return value if value == value else "nan"
+    cls = type(value)
+    if isinstance(value, type) or "__qualname__" in vars(cls):  # a class, or a function
+        kind: str = value.__qualname__
+    else:
+        kind = cls.__qualname__
+    if hasattr(cls, "__torch_function__") or hasattr(cls, "named_parameters"):
+        return None
+    if isinstance(value, type) or not depth or room[0] < 0:
+        return kind
+    if hasattr(cls, "__members__"):  # of an enumeration
+        return f"{kind}.{value.name}"
+    is_words = isinstance(value, (complex, bytes, range, slice))
+    if is_words or kind in ("dtype", "device", "memory_format", "layout"):
+        return repr(value)
+    if hasattr(cls, "__func__"):  # a method
+        return [kind, value.__func__.__qualname__, setting_of(value.__self__, depth - 1, room)]
+    if hasattr(cls, "__code__"):
+        if not (value.__closure__ or value.__defaults__ or "<lambda>" in kind):
+            return kind
+        plain = [c for c in value.__code__.co_consts if isinstance(c, (int, float, str))]
+        try:
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        except ValueError:  # nothing yet
+            cells = []
+        return [kind, plain, setting_of([cells, value.__defaults__], depth, room)]
+    if hasattr(cls, "tolist") and hasattr(cls, "size") and value.size <= 500:  # of NumPy
+        return [kind, setting_of(value.tolist(), depth, room)]
+    opaque = ("torch", "logging", "threading", "_thread", "io", "_io", "weakref")
+    if cls.__module__.partition(".")[0] in opaque or cls.__name__ == "module":
+        return kind
+    held = {**getattr(value, "__dict__", {})}
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name[:2] == "__" != name[-2:]
+            own = f"_{base.__name__.lstrip('_')}{name}" if is_private else name
+            if own not in ("__dict__", "__weakref__"):
+                held[own] = getattr(value, own, None)
+    if hasattr(cls, "func") and hasattr(cls, "keywords"):  # functools.partial
+        held.update(func=value.func, args=value.args, keywords=value.keywords)
+    if isinstance(value, (set, frozenset)):
+        held["items"] = sorted(map(repr, value))
+    elif hasattr(cls, "popleft"):  # a deque
+        held["items"] = list(value)
+    elif isinstance(value, (tuple, list)):
+        found = [setting_of(item, depth - 1, room) for item in value]
+        return [found, setting_of(held, depth, room)] if held else found
+    elif isinstance(value, dict):
+        named = {str(key): setting_of(item, depth - 1, room) for key, item in value.items()}
+        return [named, setting_of(held, depth, room)] if held else named
+    return [kind, setting_of(held, depth, room)] if held else kind
 
 
 def contents_of(
@@ -24,48 +89,13 @@ def contents_of(
 
     Settings are numbers, words, lists and dicts of these, functions by their names and what they
     close over, objects by what they hold, and classes, and which submodules have hooks. Of private
-    names there are numbers and words alone. `public` is filled with which of an object's
-    attributes may be settings; of `known_settings` those alone are looked up, since torch.compile
-    lists no attributes before PyTorch 2.13, and no functions and objects, which it cannot ask. All
-    in one walk, which each call of an exported file takes: PyTorch's own generators take three
-    times as long.
-    Exported files hold this function's text, so it uses nothing from outside.
+    names there are numbers, words and objects of a user's alone. `public` is filled with which of
+    an object's attributes may be settings; of `known_settings` those alone are looked up, since
+    torch.compile lists no attributes before PyTorch 2.13, and no functions and objects, which it
+    cannot ask. All in one walk, which each call of an exported file takes: PyTorch's own
+    generators take three times as long.
+    Exported files hold this function's text, so it uses nothing from outside but `setting_of`.
     """
-    room = [500]  # for what objects hold: each call looks at it
-
-    def said(value: Any, depth: int) -> object:
-        """Return what a setting is that is no number and no flat list of these."""
-        kind: str = getattr(value, "__qualname__", type(value).__qualname__)
-        room[0] -= 1
-        if isinstance(value, (bool, int, float, str)):
-            return value if value == value else "nan"
-        if hasattr(value, "requires_grad") or hasattr(value, "_parameters"):
-            return None  # a tensor, or a module
-        if not depth or room[0] < 0:
-            return kind
-        if isinstance(value, (tuple, list)):
-            return [said(item, depth - 1) for item in value]
-        if isinstance(value, dict):
-            return {str(key): said(item, depth - 1) for key, item in value.items()}
-        if hasattr(type(value), "__members__"):  # of an enumeration
-            return f"{kind}.{value.name}"
-        if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
-            return [said(value.func, depth), said([value.args, value.keywords], depth)]
-        if hasattr(value, "__code__") and (value.__closure__ or "<lambda>" in kind):
-            plain = [c for c in value.__code__.co_consts if isinstance(c, (int, float, str))]
-            try:
-                cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            except ValueError:  # nothing yet
-                cells = []
-            return [kind, plain, said(cells, depth)]
-        if callable(value):
-            return kind
-        held = {**getattr(value, "__dict__", {})}
-        for slots in [getattr(base, "__slots__", ()) for base in type(value).__mro__]:
-            for name in (slots,) if isinstance(slots, str) else slots:
-                held[name] = getattr(value, name, None)
-        return [kind, said(held, depth)] if held else kind
-
     settings: dict[str, dict[str, object]] = {}
     tensors: dict[str, Any] = {}
     known: set[int] = set()  # a part or a tensor has the first of its names
@@ -85,6 +115,15 @@ def contents_of(
                 # PyTorch's own, of hooks, compilers and wrappers, which come with a call.
                 theirs = ("_is_full_", "_is_torch", "_is_fsdp", "_is_hf_", "_torch", "_dynamo")
                 plain = [name for name in plain if not name.startswith(theirs)]
+                # And objects of a config: what others set there comes and goes.
+                others = ("builtins", "collections", "functools", "torch", "weakref")
+                plain += [
+                    name
+                    for name in names
+                    if name[:1] == "_"
+                    and type(held[name]).__module__.partition(".")[0] not in others
+                    and not hasattr(type(held[name]), "named_parameters")
+                ]
                 wanted = [name for name in names if name[:1] != "_" or name in plain]
                 wanted = [name for name in wanted if has_modes or name != "training"]
                 public[names] = wanted
@@ -109,7 +148,7 @@ def contents_of(
                 else:
                     found[name] = dict(value)
             if name not in found and value is not None and known_settings is None:
-                words = said(value, 3)
+                words = setting_of(value)
                 if words is not None:
                     found[name] = words
         if path:  # a wrapper, as LoRA's, or a class derived from its own computes something else

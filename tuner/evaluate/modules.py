@@ -218,7 +218,7 @@ def packed(problem: Problem) -> str:
     arguments = problem.init_inputs(0)
     try:
         Packer(into).dump(arguments)
-    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+    except Exception as error:  # of PyTorch's or a user's own
         raise problem.error(
             f"another process cannot be given what get_init_inputs() returns: {error}\n"
             f"  got: [{', '.join(type(value).__name__ for value in arguments)}]\n"
@@ -236,7 +236,7 @@ def unpacked(text: str, module: Mapping[str, Any], file: str) -> list[Any]:
     What the reference's file defines, such as the class of a config, is what `module` calls so.
 
     Raises:
-        ProblemError: it has no such class or function.
+        ProblemError: it has no such class or function, or makes nothing of them.
     """
 
     class Unpacker(pickle.Unpickler):
@@ -252,5 +252,14 @@ def unpacked(text: str, module: Mapping[str, Any], file: str) -> list[Any]:
                     "constructor\n  next: define or import it there as the reference's file does"
                 ) from None
 
-    found: list[Any] = Unpacker(io.BytesIO(base64.b64decode(text))).load()
+    try:
+        found: list[Any] = Unpacker(io.BytesIO(base64.b64decode(text))).load()
+    except ProblemError:
+        raise
+    except Exception as error:  # its class is made in another way than the reference's
+        said = f"{type(error).__name__}: {error}"
+        raise ProblemError(
+            f"{file}: cannot make what get_init_inputs() returns: {said}\n"
+            "  next: define the classes of its arguments as the reference's file does"
+        ) from error
     return found

@@ -101,11 +101,14 @@ class Producer:
                 f"{file}: no class ModelNew\n  got: {', '.join(found) or 'no class'}\n"
                 "  next: name the class that stands for the reference's Model ModelNew"
             )
-        arguments = unpacked(init_inputs, module, file or "model_new.py")
-        # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.
+        of = file or "model_new.py"
+        unpacked(init_inputs, module, of)  # or it says now why not
+        # Arguments of its own for each, which may edit them. Weights that are replaced at once
+        # need not be drawn on the CPU: seconds for large ones.
         self._make_model = lambda **options: constructed(
-            module["ModelNew"], arguments, device, options, is_quick=not self._is_own_seed
-        )
+            module["ModelNew"], unpacked(init_inputs, module, of), device, options,
+            is_quick=not self._is_own_seed,
+        )  # fmt: skip
 
     def rows_taken(self) -> Answer:
         """Return at which numbers of rows a file says that it takes which of its kernels.

@@ -7,17 +7,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["import_from", "import_path"]
+__all__ = ["import_from", "import_path", "user_path"]
+
+
+_added: list[str] = []  # the folder of the last file
 
 
 def import_from(folder: Path) -> None:
     """Let this process, and those that it starts, find what lies in the folder of a user's file.
 
-    It comes last: a `json.py` beside the file is what nobody else means.
+    It comes last: a `json.py` beside the file is what nobody else means. The folder of the file
+    before is left out again, whose `layers.py` is another one.
     """
-    last = str(folder.resolve())
-    if sys.path[-1:] != [last]:
-        sys.path.append(last)
+    if _added and sys.path[-1:] == _added:
+        sys.path.pop()
+    _added[:] = [str(folder.resolve())]
+    sys.path += _added
+
+
+def user_path() -> list[str]:
+    """Return what this process imports from, but for the folder of a user's file."""
+    return sys.path[:-1] if _added and sys.path[-1:] == _added else [*sys.path]
 
 
 def import_path(entries: Sequence[str]) -> list[str]:
