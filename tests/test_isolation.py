@@ -88,3 +88,6 @@ def test_the_folder_of_a_file_comes_last(tmp_path, monkeypatch):
         assert user_path() == ["", str(tmp_path), "/usr/lib"]
     assert sys.path == ["", str(tmp_path), "/usr/lib", str(tmp_path)]
     assert import_path(sys.path) == ["/usr/lib", str(tmp_path)]
+    import_from(tmp_path, tmp_path.parent)  # of a file in a package
+    assert import_path(sys.path) == ["/usr/lib", str(tmp_path), str(tmp_path.parent)]
+    import_from()

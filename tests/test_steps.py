@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,11 @@ from tuner.trial import to_json
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
 
-def derive_with_steps(folder: Path, name: str, text: str) -> tuple[Problem, Family]:
+def derive_with_steps(
+    folder: Path, name: str, text: str, beside: Mapping[str, str] | None = None
+) -> tuple[Problem, Family]:
     """Return a module's problem, and the operator of it with its steps of training."""
+    folder.mkdir(exist_ok=True)
     path = folder / f"{name}.py"
     path.write_text(text)
     problem = load_problem(path)
@@ -43,7 +47,10 @@ def derive_with_steps(folder: Path, name: str, text: str) -> tuple[Problem, Fami
     other = with_another_batch(problem, graph)
     forwards = [captured_of(problem, g) for g in (graph, other) if g]
     settings = settings_of(problem.make_model(0), False)
-    made = derived(forwards[0], text, name, settings, False, folder / "made", *forwards[1:])
+    made = derived(
+        forwards[0], text, name, settings, False, folder / "made", *forwards[1:],
+        beside=beside or {},
+    )  # fmt: skip
     return problem, load_family(made.name, [made.folder])
 
 
@@ -56,9 +63,16 @@ class Taken:
     level = FEW_PASSES
 
     def __init__(
-        self, folder: Path, name: str, text: str = "", device: str = "cpu", **params: object
+        self,
+        folder: Path,
+        name: str,
+        text: str = "",
+        device: str = "cpu",
+        beside: Mapping[str, str] | None = None,
+        **params: object,
     ) -> None:
-        self.problem, self.family = derive_with_steps(folder, name, text or text_of(name))
+        text = text or text_of(name)
+        self.problem, self.family = derive_with_steps(folder, name, text, beside)
         self.device = device
         operator = self._bound(folder, params)
         self.num_calls = 0

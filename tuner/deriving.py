@@ -33,6 +33,7 @@ from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
 from tuner.planning import Planned
+from tuner.problem.packages import import_root, text_of
 from tuner.problem.reference import ROWS
 from tuner.storage import require_file, storage_errors, write_whole
 from tuner.trial import from_json
@@ -72,7 +73,7 @@ def derive_operator(
         StorageError: the cache cannot be written.
     """
     require_file(path)
-    import_from(path.parent)
+    import_from(path.parent, import_root(path))
     with input_errors(f"{path}: mode"):
         chosen = parse_mode(mode or "as_given")
     with input_errors(f"{path}: rewrites"):
@@ -119,8 +120,8 @@ def derive_operator(
     def written(captured: Captured, *others: Captured) -> Derived:
         with storage_errors(folder):
             made = derived(
-                captured, path.read_text(), path.stem, found["settings"], found["has_modes"],
-                folder, *others,
+                captured, text_of(path), path.stem, found["settings"], found["has_modes"],
+                folder, *others, beside=found["beside"],
             )  # fmt: skip
             if batch is not None and not has_rows((made.folder / made.name / MODEL).read_text()):
                 raise InputError(

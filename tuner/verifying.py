@@ -23,6 +23,7 @@ from tuner.observing import Observer
 from tuner.planning import DESCRIBE_S, plan
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
+from tuner.problem.packages import import_root
 from tuner.recheck import Rechecked, recheck, reference_for
 from tuner.run import Run, open_run
 from tuner.schedule import Costs, scheduled
@@ -132,7 +133,7 @@ def verify(
     observer = observer or Observer()
     require_file(file)
     require_file(reference)
-    import_from(reference.parent)
+    import_from(reference.parent, import_root(reference))
     observer.on_stage(f"checking {file} beside {reference}")
     torch_name = device if device == "cpu" else _described(device)["torch_name"]
     chosen = accuracy or Accuracy()
@@ -175,7 +176,7 @@ def verify_certificate(
     require_file(file)
     if reference is not None:
         require_file(reference)
-        import_from(reference.parent)
+        import_from(reference.parent, import_root(reference))
     certificate = read_certificate(file)
     wanted = device
     if device == "auto":

@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
@@ -95,6 +96,8 @@ def derived(
     has_modes: bool,
     folder: Path,
     other: Captured | None = None,
+    *,
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> Derived:
     """Write the operator of a module.
 
@@ -106,6 +109,7 @@ def derived(
         has_modes: whether those name modes, in which the forward differs.
         folder: under which the operator's is made.
         other: the same with another batch; None where forward takes no other one.
+        beside: modules that the file imports from its own folder, with their hashes.
 
     Raises:
         NotOneNest: no loops can be generated for the graph.
@@ -125,7 +129,7 @@ def derived(
         parts = _parts(of, own, plan)
         step = "" if plan is None else step_text(of, own, plan, batch, is_fixed=is_fixed)
         batches = (batch, None if is_fixed else batch)
-        module = model_new(of, own, reference, settings, has_modes, batch, step)
+        module = model_new(of, own, reference, settings, has_modes, batch, step, beside)
         _refuse_names(reference, module, name)
         made = {"op.yaml": _op_yaml(of, parts, op, batches), "model_new.py": module}
         for maker, products in makers_of(of, own.calls).items():

@@ -66,7 +66,7 @@ def matched_text(
     names = ", ".join(a.name for a in graph.arguments)
     given = [f"            {mine!r}: {source[its]},\n" for mine, its in matched.state.items()]
     return _MODULE.format(
-        usual=usual_text(graph, reference, settings, has_modes, batch, has_calls=False),
+        usual=usual_text(graph, reference, settings, has_modes, batch, {}, has_calls=False),
         family=re.sub(r"\bModelNew\b", _NAME, without_rows(family)).strip(),
         init=_text_of(matched.init_inputs),
         numbers=dict(matched.settings),

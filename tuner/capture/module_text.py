@@ -21,7 +21,7 @@ from tuner.capture.rows_text import ROWS_TEXT, asks_few, asks_rows
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import contents_of, literal_of, made_from, setting_of
 from tuner.capture.stages import Stages
-from tuner.capture.usual_text import USUAL_TEXT
+from tuner.capture.usual_text import BESIDE_TEXT, USUAL_TEXT
 
 __all__ = [
     "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch", "model_new",
@@ -99,6 +99,7 @@ def model_new(
     has_modes: bool,
     batch: int | None,
     step: str,
+    beside: Mapping[str, str],
 ) -> str:
     """Return the text of a module around an operator.
 
@@ -110,6 +111,7 @@ def model_new(
         has_modes: whether those name modes.
         batch: how many rows inputs have that may have another number; None where none may.
         step: the text of `Step`, "" where the reference takes steps of training.
+        beside: modules that the file imports from its own folder, with their hashes.
     """
     names = [a.name for a in graph.arguments]
     head, asks_more = parameters_of(reference, names)
@@ -142,7 +144,9 @@ def model_new(
     if copies:  # at once: the host takes as long for each copy as for a launch
         updates.append(f"torch._foreach_copy_([{', '.join(buffers)}], [{', '.join(copies)}])")
     given = ", ".join(source_of(tensor) for tensor in given_in_step(graph))
-    usual = usual_text(graph, reference, settings, has_modes, batch, has_calls=bool(stages.calls))
+    usual = usual_text(
+        graph, reference, settings, has_modes, batch, beside, has_calls=bool(stages.calls)
+    )
     asks_first, asks_rows = asks_rows_of(graph, batch)
     return _MODULE.format(
         usual=usual,
@@ -169,6 +173,7 @@ def usual_text(
     settings: Mapping[str, object],
     has_modes: bool,
     batch: int | None,
+    beside: Mapping[str, str],
     *,
     has_calls: bool,
 ) -> str:
@@ -180,6 +185,7 @@ def usual_text(
         settings: of `settings_of`, as they were.
         has_modes: whether those name modes.
         batch: as for `model_new`.
+        beside: as for `model_new`.
         has_calls: whether it looks at how operands lie in memory.
     """
     numbers = numbers_of(graph)
@@ -203,6 +209,7 @@ def usual_text(
         containers=containers_text(graph.containers),
         setting_of=inspect.getsource(setting_of).rstrip(),
         contents_of=inspect.getsource(contents_of).rstrip(),
+        beside=BESIDE_TEXT.format(beside=dict(beside)) if beside else "_IS_EDITED = False",
         made_from=inspect.getsource(made_from).rstrip(),
     )
 

@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
-__all__ = ["USUAL_TEXT"]
+__all__ = ["BESIDE_TEXT", "USUAL_TEXT"]
+
+# Of a file that imports others from its own folder.
+BESIDE_TEXT = """\
+_BESIDE = {beside!r}  # modules that it imports, as they were captured: SHA-256 of their files
+
+
+def edited_beside():
+    # Which of these modules are other files now.
+    import hashlib
+    import sys
+
+    found = []
+    for name, known in _BESIDE.items():
+        try:
+            with open(sys.modules[name].__file__, "rb") as file:
+                is_known = hashlib.sha256(file.read()).hexdigest() == known
+        except (AttributeError, KeyError, OSError, TypeError):
+            is_known = False
+        found += [] if is_known else [name]
+    return found
+
+
+_IS_EDITED = bool(edited_beside())
+if _IS_EDITED:
+    import warnings
+
+    warnings.warn(
+        f"{{', '.join(edited_beside())}}: another file than when this one was tuned, so that "
+        "PyTorch's own operations are run; next: tune it again",
+        stacklevel=2,
+    )
+"""
 
 # To be formatted by `module_text.usual_text`; `usual_state` gives a module's tensors or None.
 USUAL_TEXT = """\
@@ -15,6 +47,7 @@ import weakref
 from operator import is_
 from typing import Any
 
+{beside}
 _HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
 _GIVEN = [  # inputs: dtype, whether they have any number of rows, and their further sizes
     (getattr(torch, dtype), "batch" in shape, torch.Size(shape["batch" in shape :]))
@@ -87,6 +120,8 @@ def has_forms(inputs, on_cpu):
 
 {rows}def usual_state(module, inputs):
     # The module's tensors by name where the loops were written for such a call, else None.
+    if _IS_EDITED:
+        return None
     if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
         return None
     is_compiling = torch.compiler.is_compiling()

@@ -86,19 +86,30 @@ class Unedited:
     def __init__(self, spec: JobSpec) -> None:
         self._reference = spec.reference
         self._hashes = {(spec.reference, ""): _sha256(spec.reference)}
+        self._beside: dict[str, str] = {}  # what the reference imports
+        self._edited = ""
 
     def remember(self, contender: Contender) -> None:
         """Note a contender's file as it is now, unless that version of it is known already."""
         if path := str(contender.load.get("file", "")):
             self._hashes.setdefault((path, contender.version), _sha256(path))
 
+    def imported(self, beside: Mapping[str, str]) -> None:
+        """Note files that a process of ours has imported, with their hashes there."""
+        for path, sha256 in beside.items():
+            if self._beside.setdefault(path, sha256) != sha256:
+                self._edited = path
+
     def edited(self, contender: Contender) -> str:
         """Return which file is another now than before a contender ran, or nothing."""
         own = (str(contender.load.get("file", "")), contender.version)
         for path, version in ((self._reference, ""), own):
             if path and _sha256(path) != self._hashes[path, version]:
-                return f"{path} was rewritten while it was being verified"
-        return ""
+                self._edited = path
+        for path, sha256 in self._beside.items():
+            if _sha256(path) != sha256:
+                self._edited = path
+        return self._edited and f"{self._edited} was rewritten while it was being verified"
 
 
 def _sha256(path: str) -> str:

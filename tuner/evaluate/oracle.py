@@ -17,6 +17,7 @@ from tuner.machine import gpu_memory
 from tuner.machine.host import usable_memory_bytes
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
+from tuner.problem.packages import modules_beside, sha256_of_module
 from tuner.problem.reference import load_problem
 from tuner.trial import ProbeResult
 
@@ -47,6 +48,10 @@ class Oracle:
     def about(self) -> dict[str, Any]:
         """Return what others must know of the problem."""
         return {
+            "beside": {
+                str(module.__file__): sha256_of_module(module)
+                for module in modules_beside(self.problem.path).values()
+            },
             "init_inputs": packed(self.problem),
             "num_rows": self.problem.num_rows(),
             "sizes": dict(self.problem.sizes),

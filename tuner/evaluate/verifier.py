@@ -150,6 +150,7 @@ class Verifier:
                 if not self._about:
                     self._needs = _needs_of(reply.data, is_gpu=self._is_gpu)
                 self._about = reply.data
+                self._files.imported(reply.data["beside"])
 
     def check(
         self,

@@ -10,24 +10,24 @@ from pathlib import Path
 __all__ = ["import_from", "import_path", "user_path"]
 
 
-_added: list[str] = []  # the folder of the last file
+_added: list[str] = []  # folders of the last file
 
 
-def import_from(folder: Path) -> None:
-    """Let this process, and those that it starts, find what lies in the folder of a user's file.
+def import_from(*folders: Path) -> None:
+    """Let this process, and those that it starts, find what lies in folders of a user's file.
 
-    It comes last: a `json.py` beside the file is what nobody else means. The folder of the file
-    before is left out again, whose `layers.py` is another one.
+    They come last: a `json.py` beside the file is what nobody else means. Those of the file
+    before are left out again, whose `layers.py` is another one.
     """
-    if _added and sys.path[-1:] == _added:
-        sys.path.pop()
-    _added[:] = [str(folder.resolve())]
+    sys.path[:] = user_path()
+    _added[:] = dict.fromkeys(str(folder.resolve()) for folder in folders)
     sys.path += _added
 
 
 def user_path() -> list[str]:
-    """Return what this process imports from, but for the folder of a user's file."""
-    return sys.path[:-1] if _added and sys.path[-1:] == _added else [*sys.path]
+    """Return what this process imports from, but for folders of a user's file."""
+    is_last = _added and sys.path[-len(_added) :] == _added
+    return sys.path[: -len(_added)] if is_last else [*sys.path]
 
 
 def import_path(entries: Sequence[str]) -> list[str]:
@@ -35,7 +35,7 @@ def import_path(entries: Sequence[str]) -> list[str]:
 
     A `json.py` or `torch.py` in the folder where the tuner was started is not ours. The current
     folder stays where the tuner itself or installed packages are, in a checkout of the tuner, and
-    where it is the last, in which nothing is looked for that any other folder has.
+    where it is a user's file's, or the last: there nothing is looked for that any other has.
 
     Args:
         entries: as in `sys.path` or `PYTHONPATH`; "" is the current folder.
@@ -52,4 +52,5 @@ def import_path(entries: Sequence[str]) -> list[str]:
         for folder in dict.fromkeys(folders)
         if folder and (os.path.realpath(folder) != here or here == ours or is_installed)
     ]
-    return list(dict.fromkeys([*kept, *filter(None, folders[-1:])]))
+    last = _added or [folder for folder in folders[-1:] if folder]
+    return [*(folder for folder in kept if folder not in last), *last]

@@ -36,6 +36,7 @@ from tuner.problem.draws import (
 from tuner.problem.given import Given, first_with_rows
 from tuner.problem.modes import TuneMode, put_into
 from tuner.problem.overrides import Overrides
+from tuner.problem.packages import advice_on, text_of
 from tuner.problem.returned import tensors_of
 
 if TYPE_CHECKING:
@@ -306,8 +307,7 @@ def load_problem(
     """
     path = Path(path)
     try:
-        raw = path.read_bytes()
-        text = raw.decode()
+        raw, text = path.read_bytes(), text_of(path)
     except OSError as error:
         raise ProblemError(f"{path}: cannot read the reference: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -358,8 +358,8 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
         place = f"{path}:{line}" if line is not None else str(path)
-        reason = str(error).strip() or "no message"
-        raise ProblemError(f"{place}: {what} failed: {type(error).__name__}: {reason}") from error
+        said = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        raise ProblemError(f"{place}: {what} failed: {said}{advice_on(error)}") from error
 
 
 def _require_names(path: Path, module: ModuleType) -> None:

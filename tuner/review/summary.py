@@ -294,14 +294,14 @@ def _error_words(probes: Sequence[ProbeResult]) -> str:
         return f"{accepted} of {len(probes)} probes accepted"
     worst, probe = max(ratios, key=lambda pair: pair[0])
     first = probes[0]  # the inputs as given
-    which = f"'{probe.probe}'"
+    which = f"{worst:.2f} times PyTorch's own on the worst probe ('{probe.probe}')"
     if worst > MOST_AS_PYTORCHS:  # of an error that may be a few roundings where PyTorch has none
-        which += f", relative rms {probe.rms_rel:.1e} and {probe.baseline_rms_rel:.1e}"
+        rms, own = f"{probe.rms_rel:.1e}", f"{probe.baseline_rms_rel:.1e}"
+        which = f"relative rms {rms} on the worst probe ('{probe.probe}'), PyTorch's own {own}"
     return (
         f"against float64, {first.probe}: relative rms {first.rms_rel:.1e}, absolute max "
         f"{first.max_abs:.1e} (PyTorch's own {first.baseline_rms_rel:.1e}, "
-        f"{first.baseline_max_abs:.1e}); "
-        f"{worst:.2f} times PyTorch's own on the worst probe ({which}); "
+        f"{first.baseline_max_abs:.1e}); {which}; "
         f"{accepted} of {len(probes)} probes accepted{draws_words(probes)}"
     )
 

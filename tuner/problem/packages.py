@@ -1,0 +1,106 @@
+"""What a user's file imports from its own folder or package.
+
+A file of a package says `from .layers import Norm`. It is executed from copies as well, which lie
+elsewhere, so that its text names the package: `from model_parts.layers import Norm`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["advice_on", "import_root", "modules_beside", "sha256_of_module", "text_of"]
+
+
+def import_root(path: Path) -> Path:
+    """Return the folder from which a file's own folder or package is imported."""
+    folder = path.resolve().parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file, in which relative imports name the package, line for line.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read.
+    """
+    text = path.read_bytes().decode()
+    package = path.resolve().parent.relative_to(import_root(path)).parts
+    if not package:
+        return text
+    try:
+        nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and n.level]
+    except (SyntaxError, ValueError):  # whoever executes it says so
+        return text
+    lines = text.split("\n")
+    for node in nodes:
+        named = ".".join([*package[: len(package) + 1 - node.level], *filter(None, [node.module])])
+        if named and node.level <= len(package):
+            # In bytes, as the column is; several imports may stand in one line.
+            line = lines[node.lineno - 1].encode()
+            before, after = line[: node.col_offset].decode(), line[node.col_offset :].decode()
+            dots = rf"from\s+\.+\s*{re.escape(node.module or '')}"
+            space = "" if node.module else " "
+            lines[node.lineno - 1] = before + re.sub(dots, f"from {named}{space}", after, count=1)
+    return "\n".join(lines)
+
+
+def advice_on(error: BaseException) -> str:
+    """Return what to do about an error of a user's file, as a line; empty where that is open."""
+    found = {
+        ModuleNotFoundError: "install it, or name the folder that has it in PYTHONPATH",
+        SystemExit: 'what the file does as a program belongs below `if __name__ == "__main__":`',
+    }.get(type(error))
+    return f"\n  next: {found}" if found else ""
+
+
+def modules_beside(path: Path) -> dict[str, ModuleType]:
+    """Return the modules that a file which was executed imports, of nobody's but its user's.
+
+    Those that these import are among them; neither Python's nor installed packages' are.
+    """
+    found: dict[str, ModuleType] = {}
+    left = _imported(text_of(path), "")
+    while left:
+        name = left.pop()
+        module = sys.modules.get(name)
+        if name in found or module is None or not _is_users(module):
+            continue
+        found[name] = module
+        text = Path(str(module.__file__)).read_text(errors="replace")
+        left |= _imported(text, str(module.__package__))
+    return dict(sorted(found.items()))
+
+
+def sha256_of_module(module: ModuleType) -> str:
+    """Return the SHA-256 of a module's file."""
+    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether a module's file is Python that is not installed, nor the tuner's own."""
+    file = Path(getattr(module, "__file__", None) or "")
+    others = (Path(os.__file__).parent, Path(__file__).parents[1])
+    is_installed = {"site-packages", "dist-packages"} & {*file.parts}
+    is_others = any(file.is_relative_to(folder) for folder in others)
+    return file.is_absolute() and file.suffix == ".py" and not (is_installed or is_others)
+
+
+def _imported(text: str, package: str) -> set[str]:
+    """Return names of modules, and of what is imported from them, in the text of a module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
