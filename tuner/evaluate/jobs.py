@@ -74,6 +74,7 @@ from tuner.problem.modes import TuneMode
 from tuner.problem.packages import modules_beside, sha256_of_module
 from tuner.problem.reference import ROWS, load_problem
 from tuner.problem.timed_data import require_fitting
+from tuner.problem.uninitialised import require_initialised
 from tuner.trial import from_json, to_json
 
 __all__ = ["handle"]
@@ -180,6 +181,7 @@ class _Child:
         if batch is not None:
             problem.num_rows()  # that many can be drawn, or it says why not of the user's file
         graph = capture(problem)
+        require_initialised(problem)
         try:
             other = capture(problem, mode="eval" if graph.is_training else "train").key
         except CaptureError:
