@@ -10,7 +10,7 @@ from tuner.problem.reference import Problem
 
 __all__ = ["require_initialised"]
 
-MOST_NUMBERS = 2**26  # of a state; a larger one takes seconds to construct
+MOST_NUMBERS = 2**24  # of a state; a larger one takes seconds to construct
 
 
 def require_initialised(problem: Problem) -> None:
