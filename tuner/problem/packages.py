@@ -16,6 +16,9 @@ from types import ModuleType
 
 __all__ = ["advice_on", "import_root", "modules_beside", "sha256_of_module", "text_of"]
 
+LIBRARIES = {"numpy", "torch", "triton"}  # also where somebody runs them from their sources
+MOST_MODULES = 200
+
 
 def import_root(path: Path) -> Path:
     """Return the folder from which a file's own folder or package is imported."""
@@ -64,14 +67,15 @@ def advice_on(error: BaseException) -> str:
 def modules_beside(path: Path) -> dict[str, ModuleType]:
     """Return the modules that a file which was executed imports, of nobody's but its user's.
 
-    Those that these import are among them; neither Python's nor installed packages' are.
+    Those that these import are among them, up to some number; neither Python's nor installed
+    packages' are.
     """
     found: dict[str, ModuleType] = {}
     left = _imported(text_of(path), "")
-    while left:
+    while left and len(found) < MOST_MODULES:
         name = left.pop()
         module = sys.modules.get(name)
-        if name in found or module is None or not _is_users(module):
+        if name in found or module is None or not _is_users(name, module):
             continue
         found[name] = module
         text = Path(str(module.__file__)).read_text(errors="replace")
@@ -84,9 +88,11 @@ def sha256_of_module(module: ModuleType) -> str:
     return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 
-def _is_users(module: ModuleType) -> bool:
+def _is_users(name: str, module: ModuleType) -> bool:
     """Whether a module's file is Python that is not installed, nor the tuner's own."""
     file = Path(getattr(module, "__file__", None) or "")
+    if name.partition(".")[0] in LIBRARIES:
+        return False
     others = (Path(os.__file__).parent, Path(__file__).parents[1])
     is_installed = {"site-packages", "dist-packages"} & {*file.parts}
     is_others = any(file.is_relative_to(folder) for folder in others)
