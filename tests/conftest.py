@@ -62,6 +62,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy and SciPy: as a s
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
 if _workers:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+# GPUs as `0,1`, of which each worker takes one: `TUNER_TESTS_GPUS=0,1 pytest -m gpu -n 30`.
+_gpus = os.environ.get("TUNER_TESTS_GPUS", "").split(",")
+_worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+if _gpus != [""] and _worker:
+    os.environ["CUDA_VISIBLE_DEVICES"] = _gpus[int(_worker.removeprefix("gw")) % len(_gpus)]
 # Where bytecode is not to be kept, each of some hundred processes would compile the tuner's own
 # text again, for 0.5 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
