@@ -33,6 +33,11 @@ WITH_FOLDER = (
 )
 
 
+@pytest.fixture(autouse=True)
+def no_file_before() -> None:
+    import_from()
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Return a folder of files that tell when they are imported, with a reference and a module.

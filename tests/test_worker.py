@@ -476,9 +476,9 @@ def test_a_child_that_rests_uses_no_processor_between_calls(worker):
     assert used_in_a_while_s() > 0.0
     worker.rest_between_calls()
     wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
-    assert used_in_a_while_s() == 0.0
+    assert used_in_a_while_s() <= 0.02  # a tick or two until its other thread has stopped
     assert worker.call("echo", {"a": 1}, timeout_s=ANSWER_S).data == {"a": 1}
-    assert used_in_a_while_s() <= 0.02  # a tick or two until it has stopped
+    assert used_in_a_while_s() <= 0.02  # a tick or two until it has stopped again
     pid = worker.pid
     worker.close()
     assert is_gone(pid)

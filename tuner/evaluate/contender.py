@@ -87,7 +87,7 @@ class Unedited:
         self._reference = spec.reference
         self._hashes = {(spec.reference, ""): _sha256(spec.reference)}
         self._beside: dict[str, str] = {}  # what the reference imports
-        self._edited = ""
+        self._edited = ""  # one of these, between two processes' imports
 
     def remember(self, contender: Contender) -> None:
         """Note a contender's file as it is now, unless that version of it is known already."""
@@ -103,13 +103,14 @@ class Unedited:
     def edited(self, contender: Contender) -> str:
         """Return which file is another now than before a contender ran, or nothing."""
         own = (str(contender.load.get("file", "")), contender.version)
-        for path, version in ((self._reference, ""), own):
-            if path and _sha256(path) != self._hashes[path, version]:
-                self._edited = path
-        for path, sha256 in self._beside.items():
-            if _sha256(path) != sha256:
-                self._edited = path
-        return self._edited and f"{self._edited} was rewritten while it was being verified"
+        files = {
+            path: self._hashes[path, version]
+            for path, version in ((self._reference, ""), own)
+            if path
+        }
+        found = [path for path, held in (files | self._beside).items() if _sha256(path) != held]
+        edited = next(iter(found), self._edited)
+        return edited and f"{edited} was rewritten while it was being verified"
 
 
 def _sha256(path: str) -> str:
