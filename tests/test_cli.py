@@ -268,10 +268,15 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
         2,
         ["a.py: no such file"],
     ),
+    "a directory in place of a module's file": (
+        lambda d: [d.family],
+        2,
+        ["family: a directory; next: name a file in it"],
+    ),
     "a verify of a directory": (
         lambda d: ["verify", d.family, "--reference", d.file("r.py", REFERENCE)],
         2,
-        ["family: a directory"],
+        ["family: a directory; next: name a file in it"],
     ),
     "a verify against no reference": (
         lambda d: ["verify", d.file("a.py", ""), "--reference", d.path / "r.py"],

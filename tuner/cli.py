@@ -313,10 +313,19 @@ def doctor(json: options.JsonOption = False) -> None:
     raise typer.Exit(0 if all(finding.is_ok for finding in needed) else 3)
 
 
+def _is_module(word: str) -> bool:
+    """Whether a word is the name of a module's file; a folder is told that it is none."""
+    commands = {
+        "cluster",
+        *(c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands),
+    }
+    return word.endswith(".py") or (word not in commands and Path(word).is_dir())
+
+
 def main() -> None:
     """Run the command line; every failure of ours is a message and an exit code."""
     words = [at for at, word in enumerate(sys.argv) if at and not word.startswith("-")]
-    if words and sys.argv[words[0]].endswith(".py") and sys.argv[words[0] - 1][:1] != "-":
+    if words and _is_module(sys.argv[words[0]]) and sys.argv[words[0] - 1][:1] != "-":
         sys.argv.insert(words[0], "--module")
     try:
         app(standalone_mode=True)

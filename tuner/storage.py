@@ -39,7 +39,8 @@ def storage_errors(path: Path) -> Iterator[None]:
 def require_file(path: Path) -> None:
     """Raise an InputError unless there is such a file."""
     if not path.is_file():
-        raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+        why = "a directory; next: name a file in it" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: {why}")
 
 
 def write_whole(path: Path, text: str) -> None:
