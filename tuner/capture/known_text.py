@@ -33,7 +33,6 @@ _TENSORS = (torch.Tensor, nn.Parameter)
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 _LEAVES = {*_CONSTANTS, complex, bytes, types.CodeType}
 _OPAQUE = ("torch", "logging", "threading", "_thread", "io", "_io", "weakref", "numpy", "builtins")
-_SLOTS = {}  # names by class
 
 
 class Known:
@@ -91,21 +90,6 @@ def is_constant(value):
         is_plain = value.__closure__ is None and "<lambda>" not in value.__qualname__
         return is_plain and all(map(is_constant, value.__defaults__ or ()))
     return isinstance(value, _CONSTANTS) or type(value) is types.BuiltinFunctionType
-
-
-def slots_of(kind):
-    # The names under which objects of a class hold what is not in their dictionary.
-    found = _SLOTS.get(kind)
-    if found is None:
-        found = _SLOTS[kind] = []
-        for base in kind.__mro__:
-            slots = vars(base).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                is_private = name[:2] == "__" != name[-2:]
-                own = f"_{base.__name__.lstrip('_')}{name}" if is_private else name
-                if own not in ("__dict__", "__weakref__"):
-                    found.append(own)
-    return found
 
 
 def is_flattened(value, into, depth=5):

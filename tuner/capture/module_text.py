@@ -19,7 +19,7 @@ from tuner.capture.picking import picking_inputs
 from tuner.capture.returning import containers_text, returned_text
 from tuner.capture.rows_text import ROWS_TEXT, asks_few, asks_rows
 from tuner.capture.scalars import numbers_of
-from tuner.capture.settings import contents_of, literal_of, made_from, setting_of
+from tuner.capture.settings import contents_of, literal_of, made_from, setting_of, slots_of
 from tuner.capture.stages import Stages
 from tuner.capture.usual_text import BESIDE_TEXT, USUAL_TEXT
 
@@ -207,6 +207,7 @@ def usual_text(
         has_calls=has_calls,
         rows=ROWS_TEXT if batch is not None else "",
         containers=containers_text(graph.containers),
+        slots_of=inspect.getsource(slots_of).rstrip(),
         setting_of=inspect.getsource(setting_of).rstrip(),
         contents_of=inspect.getsource(contents_of).rstrip(),
         beside=BESIDE_TEXT.format(beside=dict(beside)) if beside else "_IS_EDITED = False",

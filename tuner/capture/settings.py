@@ -6,12 +6,28 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["contents_of", "literal_of", "made_from", "setting_of", "settings_of"]
+__all__ = ["contents_of", "literal_of", "made_from", "setting_of", "settings_of", "slots_of"]
 
 
 def settings_of(module: Any, has_modes: bool) -> dict[str, dict[str, object]]:
     """Return the settings of `contents_of`."""
     return contents_of(module, has_modes, {})[0]
+
+
+def slots_of(cls: Any) -> list[str]:
+    """Return the names under which objects of a class hold what is not in their dictionary.
+
+    Exported files hold this function's text, so it uses nothing from outside.
+    """
+    found = []
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name[:2] == "__" != name[-2:]
+            own = f"_{base.__name__.lstrip('_')}{name}" if is_private else name
+            if own not in ("__dict__", "__weakref__"):
+                found.append(own)
+    return found
 
 
 def setting_of(value: Any, depth: int = 5, room: list[int] | None = None) -> Any:
@@ -20,7 +36,7 @@ def setting_of(value: Any, depth: int = 5, room: list[int] | None = None) -> Any
     Objects by what they hold, `depth` deep and as many as there is `room` for; what is deeper, or
     changes by itself, by the name of its class. None for a tensor or a module. A user's objects
     may answer to any name, so that their classes are asked what they are.
-    Exported files hold this function's text, so it uses nothing from outside.
+    Exported files hold this function's text, so it uses nothing from outside but `slots_of`.
     """
     room = [500] if room is None else room
     room[0] -= 1
@@ -57,13 +73,8 @@ def setting_of(value: Any, depth: int = 5, room: list[int] | None = None) -> Any
     if cls.__module__.partition(".")[0] in opaque or cls.__name__ == "module":
         return kind
     held = {**getattr(value, "__dict__", {})}
-    for base in cls.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            is_private = name[:2] == "__" != name[-2:]
-            own = f"_{base.__name__.lstrip('_')}{name}" if is_private else name
-            if own not in ("__dict__", "__weakref__"):
-                held[own] = getattr(value, own, None)
+    for name in slots_of(cls):
+        held[name] = getattr(value, name, None)
     if hasattr(cls, "func") and hasattr(cls, "keywords"):  # functools.partial
         held.update(func=value.func, args=value.args, keywords=value.keywords)
     if isinstance(value, (set, frozenset)):

@@ -66,6 +66,9 @@ _KINDS = {{}}  # of classes derived from ModelNew
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
+{slots_of}
+
+
 {setting_of}
 
 
