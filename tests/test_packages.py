@@ -14,8 +14,9 @@ from test_steps import Taken
 from tuner.errors import ProblemError
 from tuner.evaluate.modules import module_of
 from tuner.machine.importing import import_from
-from tuner.problem.packages import import_root, modules_beside, sha256_of_module, text_of
+from tuner.problem.packages import import_root, modules_beside, text_of
 from tuner.problem.reference import load_problem
+from tuner.storage import sha256_of
 from tuner.verifying import verify
 
 LAYERS = """
@@ -96,7 +97,7 @@ def test_what_it_uses_is_known_and_nothing_else(package):
 @pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 def test_a_file_beside_that_was_edited_leaves_the_call_to_the_reference(package, tmp_path):
     load_problem(package)
-    beside = {n: sha256_of_module(module) for n, module in modules_beside(package).items()}
+    beside = {n: sha256_of(file) for n, file in modules_beside(package).items()}
     taken = Taken(tmp_path / "made", "beside", text_of(package), beside=beside)
     assert taken.module["_IS_EDITED"] is False
     numbers = package.parent / "parts" / "numbers.py"

@@ -71,10 +71,11 @@ from tuner.machine.limits import limits_of
 from tuner.plans import Argument, Tensor
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
-from tuner.problem.packages import modules_beside, sha256_of_module
+from tuner.problem.packages import modules_beside
 from tuner.problem.reference import ROWS, load_problem
 from tuner.problem.timed_data import require_fitting
 from tuner.problem.uninitialised import require_initialised
+from tuner.storage import sha256_of
 from tuner.trial import from_json, to_json
 
 __all__ = ["handle"]
@@ -196,7 +197,7 @@ class _Child:
             "settings": settings,
             "has_modes": has_modes,
             "source": str(problem.source),
-            "beside": {n: sha256_of_module(m) for n, m in modules_beside(Path(path)).items()},
+            "beside": {n: sha256_of(file) for n, file in modules_beside(Path(path)).items()},
         }, ()
 
     def match(self, reference: str, sizes: list[str], graphs: list[Any]) -> Answer:

@@ -17,8 +17,9 @@ from tuner.machine import gpu_memory
 from tuner.machine.host import usable_memory_bytes
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
-from tuner.problem.packages import modules_beside, sha256_of_module
+from tuner.problem.packages import modules_beside
 from tuner.problem.reference import load_problem
+from tuner.storage import sha256_of
 from tuner.trial import ProbeResult
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class Oracle:
         """Return what others must know of the problem."""
         return {
             "beside": {
-                str(module.__file__): sha256_of_module(module)
-                for module in modules_beside(self.problem.path).values()
+                str(file): sha256_of(file) for file in modules_beside(self.problem.path).values()
             },
             "init_inputs": packed(self.problem),
             "num_rows": self.problem.num_rows(),

@@ -7,14 +7,13 @@ elsewhere, so that its text names the package: `from model_parts.layers import N
 from __future__ import annotations
 
 import ast
-import hashlib
 import os
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["advice_on", "import_root", "modules_beside", "sha256_of_module", "text_of"]
+__all__ = ["advice_on", "import_root", "modules_beside", "text_of"]
 
 LIBRARIES = {"numpy", "torch", "triton"}  # also where somebody runs them from their sources
 MOST_MODULES = 200
@@ -64,28 +63,22 @@ def advice_on(error: BaseException) -> str:
     return f"\n  next: {found}" if found else ""
 
 
-def modules_beside(path: Path) -> dict[str, ModuleType]:
-    """Return the modules that a file which was executed imports, of nobody's but its user's.
+def modules_beside(path: Path) -> dict[str, Path]:
+    """Return the files of modules that a file imports which was executed, of its user's alone.
 
     Those that these import are among them, up to some number; neither Python's nor installed
     packages' are.
     """
-    found: dict[str, ModuleType] = {}
+    found: dict[str, Path] = {}
     left = _imported(text_of(path), "")
     while left and len(found) < MOST_MODULES:
         name = left.pop()
         module = sys.modules.get(name)
         if name in found or module is None or not _is_users(name, module):
             continue
-        found[name] = module
-        text = Path(str(module.__file__)).read_text(errors="replace")
-        left |= _imported(text, str(module.__package__))
+        found[name] = Path(str(module.__file__))
+        left |= _imported(found[name].read_text(errors="replace"), str(module.__package__))
     return dict(sorted(found.items()))
-
-
-def sha256_of_module(module: ModuleType) -> str:
-    """Return the SHA-256 of a module's file."""
-    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
