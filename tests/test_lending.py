@@ -121,6 +121,16 @@ def test_on_the_cpu_nothing_waits_for_a_room():
     assert not crossing.has_rooms(text) and len(blobs[0]) == 2**22
 
 
+def test_a_room_stays_where_it_is():
+    text, blobs = crossing.pack(crossing.Script(), {"large": torch.ones(4), "few": torch.ones(2)})
+    content = json.loads(text)
+    content["tensors"][0]["room"] = "its key"
+    room = torch.empty(4, device="meta")  # of which no copy elsewhere can be made
+    given = json.dumps(content), [b"", blobs[1]], "cpu", {"its key": room}
+    _, found = crossing.unpack(crossing.Script, *given)
+    assert found["large"] is room and found["few"].tolist() == [1.0, 1.0]
+
+
 @pytest.mark.gpu
 def test_what_is_given_is_written_into_the_receivers_memory():
     rooms = lending.Rooms()

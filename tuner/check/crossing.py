@@ -329,12 +329,12 @@ def unpack(
         heads = list(content["tensors"])
         if len(heads) != len(blobs):
             raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
-        received = [
-            (rooms or {})[head["room"]] if "room" in head else _tensor(head, blob, device)
-            for head, blob in zip(heads, blobs, strict=True)
-        ]
-        names = [str(head["name"]) for head in heads]
-        tensors = dict(zip(names, moved(received, device), strict=True))
+        come = [(h, blob) for h, blob in zip(heads, blobs, strict=True) if "room" not in h]
+        there = iter(moved([_tensor(head, blob, device) for head, blob in come], device))
+        tensors = {
+            str(head["name"]): (rooms or {})[head["room"]] if "room" in head else next(there)
+            for head in heads
+        }
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"not a packed record: {error}") from None
     return record, tensors

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.rows_text import ROWS_NAME
-from tuner.check import crossing, lending, produce, transfers, unasked
+from tuner.check import crossing, lending, produce, unasked
 from tuner.check.circumstances import poison
 from tuner.check.history import set_mode
 from tuner.check.surroundings import functions, replaced
@@ -154,16 +154,16 @@ class Producer:
             return {"loans": {key: lending.lent(t) for key, t in self._rooms.items()}}, ()
 
     def _unpacked(
-        self, question: str, blobs: list[memoryview], device: str = "cpu"
+        self, question: str, blobs: list[memoryview]
     ) -> tuple[crossing.Script, dict[str, torch.Tensor]]:
         rooms, self._rooms = self._rooms, {}
-        return crossing.unpack(crossing.Script, question, blobs, device, rooms)
+        return crossing.unpack(crossing.Script, question, blobs, self._device, rooms)
 
     def receive(self, question: str, forget: list[str], blobs: list[memoryview]) -> Answer:
         """Keep weights that later questions refer to, where they are needed, but not others."""
         for token in forget:
             self._received.pop(token, None)
-        self._received |= self._unpacked(question, blobs, self._device)[1]
+        self._received |= self._unpacked(question, blobs)[1]
         return {}, ()
 
     def free(self) -> Answer:
@@ -193,21 +193,19 @@ class Producer:
         """
         self._lent = {}
         script, given = self._unpacked(question, blobs)
-        there = transfers.moved([*given.values()], self._device)
-        tensors = dict(zip(given, there, strict=True))
         # A copy: what the candidate does to its weights must not reach the next question.
-        tensors |= {name: self._received[token].clone() for name, token in known.items()}
+        weights = {name: self._received[token].clone() for name, token in known.items()}
         self._is_own_seed = script.own_seed is not None
         gpu_memory.require_room(self._device)
         with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
-            found = produce.answer(self._make_model, crossing.Question(script, tensors))
+            found = produce.answer(self._make_model, crossing.Question(script, given | weights))
             if is_strict:
                 gpu_memory.require_no_shortage(self._device)
             report = self._with_changes(found.report)
             text, answers = crossing.pack(report, found.tensors, lends=lends)
             self._lent = found.tensors if lends else {}
             self._answer_bytes = [tensor.nbytes for tensor in found.tensors.values()]
-            del given, there, tensors, found
+            del given, weights, found
             gpu_memory.free_unused(self._device)
         return {"answer": text, "used_bytes": gpu_memory.most_bytes(self._device)[0]}, answers
 
@@ -217,7 +215,7 @@ class Producer:
 
     def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
         """Get ready to be timed on the judge's weights and inputs, in its mode."""
-        script, tensors = self._unpacked(question, blobs, self._device)
+        script, tensors = self._unpacked(question, blobs)
         state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
         inputs = {int(n[6:]): t for n, t in tensors.items() if n.startswith("input.")}
         inputs |= {int(n[2:]): x for n, x in script.numbers.items()}  # "0.1": of the first call
