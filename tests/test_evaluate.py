@@ -405,7 +405,8 @@ def test_builders_stand_still_while_a_candidate_is_on_the_device(bench, monkeypa
     monkeypatch.setattr(bench.runner, "_num_since_anchor", room.ANCHOR_EVERY)
     before = bench.runner.baseline
     assert bench.outcome(step=32).status is Status.CORRECT
-    assert seen[:2] == [("time_baseline", True), ("screen", True)]
+    called = [("time_baseline", True), ("screen", True), ("time_candidate", True)]
+    assert seen[:3] == called
     assert all(is_paused for _, is_paused in seen)  # also where it was surprising, and timed again
     assert bench.runner.baseline is not before  # the anchor was timed anew
     assert builder._num_pauses == 0
@@ -901,7 +902,7 @@ def test_a_time_that_cannot_be_true_rejects_a_candidate(bench, monkeypatch, chan
 
     def altered(job, *args, **kwargs):
         reply = call(job, *args, **kwargs)
-        if job == "screen":
+        if job == "time_candidate":
             reported = {k: v for k, v in changed.items() if k != "after_timing"}
             reply.data["measurement"] |= reported
             reply.data["after_timing"] = changed.get("after_timing", "")

@@ -76,7 +76,7 @@ def test_of_a_gpus_memory_a_search_takes_what_its_calls_hold(tmp_path):
     path = tmp_path / "wide.py"
     path.write_text(WIDE)
     planned = plan(load_config(derive_operator(path).config, {"device": "cuda"}), may_assume=True)
-    rows = [round(part * planned.device.memory_bytes / (8192 + 8192)) for part in (0.01, 0.1, 1)]
+    rows = [round(part * planned.device.memory_bytes / (8192 + 8192)) for part in (0.005, 0.1, 1)]
     larger = [replace(planned, sizes={**planned.sizes, "batch": number}) for number in rows]
     shares = [each.spec.memory_share for each in larger]
     assert shares[0] == LITTLE < shares[1] < ALL == shares[2]

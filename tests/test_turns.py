@@ -19,7 +19,7 @@ from tuner.machine.turns import Turns
 turns = Turns(Path(sys.argv[1]))
 ways = {
     "all": lambda: turns.memory(1.0), "half": lambda: turns.memory(0.5),
-    "some": turns.memory, "little": lambda: turns.memory(0.125),
+    "some": turns.memory, "little": lambda: turns.memory(0.0625),
     "check": turns.checking,
 }
 with ways.get(sys.argv[2], getattr(turns, sys.argv[2], None))():
@@ -84,8 +84,8 @@ def test_who_times_waits_for_all_others_and_they_for_him(tmp_path, held, theirs,
         (["all"], ALL, True), (["all"], SOME, True), (["some"], ALL, True), (["half"], ALL, True),
         (["some"], SOME, False), (["half"], HALF, False), (["half", "some"], SOME, False),
         (["half", "some"], HALF, True), (["half", "half"], SOME, True), (["some"] * 4, SOME, True),
-        (["half", "half"], LITTLE, True), (["little"] * 4, HALF, False),
-        (["little"] * 5, HALF, True), (["half", "some", "little"], LITTLE, False),
+        (["half", "half"], LITTLE, True), (["little"] * 8, HALF, False),
+        (["little"] * 9, HALF, True), (["half", "some", "little"], LITTLE, False),
         (["alone"], ALL, False), (["shared"], ALL, False),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held, 
     assert begins(Turns(tmp_path).checking, LONG_S)
 
 
-@pytest.mark.parametrize(("cores", "number"), [(1, 2), (14, 2), (16, 3), (64, 4)])
+@pytest.mark.parametrize(("cores", "number"), [(1, 2), (5, 2), (7, 3), (64, 8)])
 def test_as_many_check_at_a_time_as_there_are_cores_for(tmp_path, monkeypatch, cores, number):
     monkeypatch.setattr("tuner.machine.turns.usable_cores", lambda: cores)
     with ExitStack() as stack:

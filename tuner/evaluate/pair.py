@@ -198,15 +198,10 @@ class Pair:
     def _answer_to(
         self, probe: Probe, question: Reply, on_given: Callable[[], None] = lambda: None
     ) -> ProbeResult:
-        with self._turns.shared():
-            return self._answered(probe, question, on_given)
-
-    def _answered(
-        self, probe: Probe, question: Reply, on_given: Callable[[], None]
-    ) -> ProbeResult:
         """Put a question to the contender; return the judge's verdict on the answer.
 
-        `on_given` is called when the judge has nothing more to do until there is an answer.
+        `on_given` is called when the judge has nothing more to do until there is an answer. The
+        device is let go of after each step: who waits to time something waits for one step.
         """
         producer, most_s = self._producer, self._most_s
 
@@ -216,23 +211,14 @@ class Pair:
 
         if not producer.is_alive:  # a fresh one would hold no module
             return refused(f"the module's process ended: {producer.ending()}")
-        tokens: Mapping[str, str] = question.data["known"]
-        missing = sorted({*tokens.values()} - self._known)
-        refusal = ""
+        asks = {name: question.data[name] for name in ("question", "known")}
+        asks |= {"lends": self._asking.lends, "is_strict": self._asking.is_strict}
         try:
-            if missing:
-                weights = self._ask("weights", {"tokens": missing, "lends": self._asking.lends})
-                refusal = hand_over(weights, producer, self._ask, most_s)
-                forgotten = self._known.difference(weights.data["held"])
-                received = {"question": weights.data["question"], "forget": sorted(forgotten)}
-                self._known -= forgotten
-                producer.call("receive", received, weights.blobs, timeout_s=most_s)
-                self._known.update(missing)
-            refusal = refusal or hand_over(question, producer, self._ask, most_s)
-            asks = {name: question.data[name] for name in ("question", "known")}
-            asks |= {"lends": self._asking.lends, "is_strict": self._asking.is_strict}
+            with self._turns.shared():
+                refusal = self._given(question)
             on_given()
-            answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
+            with self._turns.shared():
+                answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
             return refused(error.message if isinstance(error, JobFailed) else error.reason)
         if refusal:
@@ -240,7 +226,8 @@ class Pair:
         contender_bytes = answer.data.pop("used_bytes", 0)
         payload = {**answer.data, "ticket": question.data["ticket"]}
         try:
-            reply = self._ask("judge", payload, answer.blobs)
+            with self._turns.shared():
+                reply = self._ask("judge", payload, answer.blobs)
         except JudgeEnded:
             raise
         except TunerError as failure:  # what was received is no answer
@@ -249,6 +236,25 @@ class Pair:
             return refused(unread(one_line(said, 300)))
         self._note(probe, contender_bytes, float(reply.data["used_bytes"]))
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
+
+    def _given(self, question: Reply) -> str:
+        """Give the contender a question's large tensors, and weights that it lacks.
+
+        Returns:
+            Why what it lent for them cannot be used, or nothing.
+        """
+        producer, most_s = self._producer, self._most_s
+        missing = sorted({*question.data["known"].values()} - self._known)
+        refusal = ""
+        if missing:
+            weights = self._ask("weights", {"tokens": missing, "lends": self._asking.lends})
+            refusal = hand_over(weights, producer, self._ask, most_s)
+            forgotten = self._known.difference(weights.data["held"])
+            received = {"question": weights.data["question"], "forget": sorted(forgotten)}
+            self._known -= forgotten
+            producer.call("receive", received, weights.blobs, timeout_s=most_s)
+            self._known.update(missing)
+        return refusal or hand_over(question, producer, self._ask, most_s)
 
     def _note(self, probe: Probe, contender_bytes: object, judge_bytes: float) -> None:
         """Note what a question took; a contender can say anything of itself.

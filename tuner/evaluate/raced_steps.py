@@ -9,13 +9,19 @@ from tuner.evaluate.race import Race
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.worker import Worker
 
-__all__ = ["race_steps"]
+__all__ = ["race_steps", "warm_up_steps"]
 
 BURST_S = 0.05  # of samples from one process before the next one's turn
 NUM_ROUNDS = 8  # turns of each process: a large difference is looked for
 NUM_SLOW_ROUNDS = 2
 SLOW_STEP_S = 0.2  # of which few are timed,
 MOST_STEP_S = 4.0  # and none
+
+
+def warm_up_steps(calls: TimedCalls, racers: Sequence[Worker]) -> None:
+    """Let each process make its first step, which loads and chooses kernels; nothing is timed."""
+    for racer in racers:
+        calls.steps(racer, 1)  # what fails fails again when it is raced
 
 
 def race_steps(

@@ -17,7 +17,7 @@ from tuner.evaluate.contender import Contender, Unedited, get_ready
 from tuner.evaluate.job_spec import JobSpec, too_fast
 from tuner.evaluate.race import Race
 from tuner.evaluate.race_sets import RaceSets, Ready, raise_if
-from tuner.evaluate.raced_steps import race_steps
+from tuner.evaluate.raced_steps import race_steps, warm_up_steps
 from tuner.evaluate.second_clock import SecondClock
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.worker import Worker
@@ -148,7 +148,8 @@ class Racer:
                 active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another
                     racer.rest_between_calls()
-                self._given(racers)
+                with self._turns.shared():
+                    self._given(racers)
                 with ThreadPoolExecutor(len(racers)) as pool:  # torch.compile compiles in it
                     list(pool.map(lambda racer: self._burst(racer, 1), racers))
                 require_memory(self._turns, self._num_shortages)
@@ -217,8 +218,9 @@ class Racer:
             self._race_steps(race.steps, racers, lanes, active, number)
         for name, path in others.items():
             other = race.others[name]
-            with self._turns.alone():
+            with self._turns.shared():  # draws gigabytes, perhaps
                 other.on = self._given(racers, name, path)
+            with self._turns.alone():
                 short_s = seconds * SHARE_OF_OTHERS
                 turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
                 for lane, rounds in zip((0, *lanes), turns, strict=True):
@@ -241,13 +243,11 @@ class Racer:
         if number >= MIN_SETS:
             return
         takes_part = [True, *(not contender.is_ours for contender in active)]
+        those = list(compress(racers, takes_part))
+        with self._turns.shared():
+            warm_up_steps(self._calls, those)
         with self._turns.alone():
-            race_steps(
-                self._calls,
-                steps,
-                list(compress(racers, takes_part)),
-                list(compress((0, *lanes), takes_part)),
-            )
+            race_steps(self._calls, steps, those, list(compress((0, *lanes), takes_part)))
 
     def _check_clocks(
         self,

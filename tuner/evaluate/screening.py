@@ -43,6 +43,7 @@ class Screening:
         self._oracle, self._problem = oracle, oracle.problem
         self._module = module_of(model_new)  # the namespace of the family's ModelNew
         self._model: torch.nn.Module | None = None
+        self._operator: BoundOp | None = None  # of the candidate that is at work
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
         self._others: dict[str, Timed] = {}  # the same on other data, once they were asked for
@@ -57,7 +58,24 @@ class Screening:
         for probe in self._asked:  # a reference that cannot answer is no candidate's fault
             self._expected(probe)
 
-    def screen(
+    def screen(self, candidate: str, artefact: str) -> Answer:
+        """Check one of the user's own candidates in place; it is kept to be timed, if it is right.
+
+        Nothing is timed, so that other tuners may use the device meanwhile.
+        """
+        start_s = time.perf_counter()
+        self._bind(candidate, artefact)
+        with spoilt_by_cuda_errors(self._oracle.device):
+            checked, has_raised = self._screened(self._bound)
+        if not checked.is_accepted:
+            self._unbind()
+        return {
+            "check": json.loads(to_json(checked)),
+            "has_raised": has_raised,
+            "check_s": time.perf_counter() - start_s,
+        }, ()
+
+    def time_candidate(
         self,
         candidate: str,
         artefact: str,
@@ -66,41 +84,45 @@ class Screening:
         stop_above_us: float | None,
         near_us: float | None = None,
     ) -> Answer:
-        """Check one of the user's own candidates in place, then time it if it is right.
+        """Time the candidate that was right, and check once more what it left.
 
         It is timed on the other data as well that the reference was timed on, if it takes no more
         than `near_us` on the given ones (None: however long it takes).
         """
-        subject = from_json(Candidate, candidate)
         start_s = time.perf_counter()
-        operator = bind(subject.plan, subject.language, Path(artefact))
+        if self._operator is None:  # timed before, or checked in a process that has ended
+            self._bind(candidate, artefact)
+        operator, data = self._bound, dict[str, Any]()
         with spoilt_by_cuda_errors(self._oracle.device):
-            checked, has_raised = self._screened(operator)
-            checked_s = time.perf_counter()
-            data: dict[str, Any] = {
-                "check": json.loads(to_json(checked)),
-                "has_raised": has_raised,
-                "check_s": checked_s - start_s,
-            }
-            if checked.is_accepted:
-                timed = self._timed
-                measured = self._measured(timed, operator, budget_s, max_noise, stop_above_us)
-                if not measured.is_censored:  # what cannot win need not be looked at again
-                    again = self._checked_again(operator)
-                    data["after_timing"] = "" if again.is_accepted else again.reason
-                    is_near = near_us is None or measured.latency_us <= near_us
-                    if is_near and again.is_accepted:
-                        others_us = {
-                            name: self._measured(
-                                other, operator, budget_s, max_noise, None
-                            ).latency_us
-                            for name, other in self._others.items()
-                        }
-                        measured = replace(measured, others_us=others_us)
-                data["measurement"] = json.loads(to_json(measured))
-                data["measure_s"] = time.perf_counter() - checked_s
-        operator.unload()
-        return data, ()
+            measured = self._measured(self._timed, operator, budget_s, max_noise, stop_above_us)
+            if not measured.is_censored:  # what cannot win need not be looked at again
+                again = self._checked_again(operator)
+                data["after_timing"] = "" if again.is_accepted else again.reason
+                is_near = near_us is None or measured.latency_us <= near_us
+                if is_near and again.is_accepted:
+                    others_us = {
+                        name: self._measured(other, operator, budget_s, max_noise, None).latency_us
+                        for name, other in self._others.items()
+                    }
+                    measured = replace(measured, others_us=others_us)
+            data["measurement"] = json.loads(to_json(measured))
+        self._unbind()
+        return data | {"measure_s": time.perf_counter() - start_s}, ()
+
+    def _bind(self, candidate: str, artefact: str) -> None:
+        self._unbind()  # one that was never timed
+        subject = from_json(Candidate, candidate)
+        self._operator = bind(subject.plan, subject.language, Path(artefact))
+
+    @property
+    def _bound(self) -> BoundOp:
+        assert self._operator is not None
+        return self._operator
+
+    def _unbind(self) -> None:
+        if self._operator is not None:
+            self._operator.unload()
+            self._operator = None
 
     def time_baseline(
         self, budget_s: float, max_noise: float, others: Mapping[str, str] | None = None

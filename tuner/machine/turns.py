@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
@@ -34,13 +34,14 @@ from tuner.machine.platforms import is_gpu
 __all__ = ["ALL", "HALF", "LITTLE", "SOME", "Turns", "turns_of"]
 
 # Of the memory. Some is what a search or a race takes of which nothing is known; little is a part
-# that the others are made of: who wants half of it waits for none of four who have little.
-LITTLE, SOME, HALF, ALL = 0.125, 0.25, 0.5, 1.0
-MEMORY_PARTS = 8
+# that the others are made of: who wants half of it waits for none of eight who have little.
+LITTLE, SOME, HALF, ALL = 0.0625, 0.25, 0.5, 1.0
+MEMORY_PARTS = 16
 LOOK_EVERY_S = 0.002
 CHECKS_OF_OTHERS = 8  # that may come before one's own
-# Most of a check is the work of four processes of the host. What takes all memory asks for it.
-CORES_OF_A_CHECK, FEWEST_CHECKS, MOST_CHECKS = 5, 2, 4
+# Most of a check is the work of four processes of the host, which wait for those who time for
+# half of it. What takes all memory asks for it.
+CORES_OF_A_CHECK, FEWEST_CHECKS, MOST_CHECKS = 2, 2, 8
 PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
 
 
@@ -110,10 +111,14 @@ class Turns:
             yield
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Use the device beside others that do not time anything."""
+    def shared(self, *, is_counted: bool = False) -> Iterator[None]:
+        """Use the device beside others that do not time anything.
+
+        `is_counted`: to wait for it counts in `waited_s`; one thread of a process at a time.
+        """
         with ExitStack() as stack:
-            self._take(stack, "device", LOCK_SH)
+            with self._waiting() if is_counted else nullcontext():
+                self._take(stack, "device", LOCK_SH)
             yield
 
     @contextmanager
