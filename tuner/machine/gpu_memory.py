@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 MOST_HELD_BYTES = 8 * 2**30
+SCARCE_SHARE = 0.4  # of a GPU's memory that is free: with more, garbage may stay a while
 MOST_UNUSED_BYTES = 4 * 2**30  # to free and ask for less costs more than it gives
 # Of all memory, what a library may want beside a call's own tensors. Of 80 GB, cuDNN took another
 # algorithm for a gradient of 2 images of 64 x 512 x 1024 with 1 GB left, and not with 2 GB.
@@ -65,8 +66,10 @@ def free_unused(device: str | torch.device) -> None:
 
     if not is_gpu(device):
         return
-    if torch.cuda.memory_allocated(device) > MOST_HELD_BYTES:
-        gc.collect()  # what refers to itself goes when objects are many, not when they are large
+    if _held_bytes(device)[1] > MOST_HELD_BYTES:
+        free, total = torch.cuda.mem_get_info(device)
+        if free < SCARCE_SHARE * total:
+            gc.collect()  # what refers to itself goes when objects are many, not large
     free_cached(device)
 
 
@@ -142,7 +145,18 @@ def _room_bytes(device: str | torch.device) -> int:
 
 
 def _unused_bytes(device: str | torch.device) -> int:
+    held, used = _held_bytes(device)
+    return held - used
+
+
+def _held_bytes(device: str | torch.device) -> tuple[int, int]:
+    """Return what this process holds, and what of that its tensors take."""
     import torch
 
-    held = torch.cuda.memory_stats(device)
-    return int(held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"])
+    # As it comes: PyTorch's other functions make a flat dictionary of it first, some ten times
+    # in each question of a check.
+    found = torch.cuda.memory_stats_as_nested_dict(device)
+    if not found:  # nothing was done on a GPU yet
+        return 0, 0
+    held, used = (found[f"{what}_bytes"]["all"]["current"] for what in ("reserved", "allocated"))
+    return int(held), int(used)
