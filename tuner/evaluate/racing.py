@@ -25,7 +25,8 @@ from tuner.machine.turns import turns_of
 
 __all__ = ["Racer"]
 
-BURST_S = 0.05  # of samples from one process before the next one's turn
+# Of samples from one process before the next one's turn; a GPU's scatter by a few in a thousand.
+BURST_S, GPU_BURST_S = 0.05, 0.03
 MIN_ROUNDS = 8  # turns of each process
 FEW_ROUNDS = 4  # of each process, at least, on other data
 MIN_BURST = 3  # samples of a turn, whose median counts
@@ -310,7 +311,8 @@ class Racer:
             if all(abs(n - b) <= STEADY * n for n, b in zip(now, before, strict=True)):
                 break
             before = now
-        num_samples = max(MIN_BURST, min(20, round(BURST_S / sample_s)))
+        burst_s = GPU_BURST_S if self._is_gpu else BURST_S
+        num_samples = max(MIN_BURST, min(20, round(burst_s / sample_s)))
         num_rounds = max(min_rounds or MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
         rounds: list[list[list[float]]] = [[] for _ in racers]
         for number in range(num_rounds):
