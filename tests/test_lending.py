@@ -38,13 +38,16 @@ LENDER = """
 import json, sys, torch
 from tuner.check import crossing, lending
 from tuner.check.exercise import checksum_of
+staging = lending.Staging("cuda", float(sys.argv[1]))
 held = torch.zeros(2**19 + 64, dtype=torch.int32, device="cuda")
 part = held[64:]
 part.copy_(lending.sample("cuda"))
 for _ in range(2):
-    text, blobs = crossing.pack(crossing.Report(), {"part": part, "few": held[:3]}, lends=True)
-    few = bytes(blobs[1]).hex()
-    print(json.dumps({"text": text, "lengths": [len(b) for b in blobs], "few": few}), flush=True)
+    staging.clear()
+    text, blobs = crossing.pack(crossing.Report(), {"part": part, "few": held[:3]}, lends=staging)
+    torch.cuda.synchronize()
+    said = {"lengths": [len(b) for b in blobs], "few": bytes(blobs[1]).hex()}
+    print(json.dumps({"text": text, "staging": staging.loan} | said), flush=True)
     sys.stdin.readline()
     part.add_(1)
     torch.cuda.synchronize()
@@ -52,8 +55,8 @@ for _ in range(2):
 
 
 @contextlib.contextmanager
-def other_process(text: str) -> Iterator[Any]:
-    command = [sys.executable, "-c", text]
+def other_process(text: str, *arguments: str) -> Iterator[Any]:
+    command = [sys.executable, "-c", text, *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -62,7 +65,7 @@ def other_process(text: str) -> Iterator[Any]:
 
 def test_on_the_cpu_nothing_is_lent():
     tensors = {"large": torch.arange(2**19), "small": torch.ones(3)}
-    text, blobs = crossing.pack(crossing.Report(), tensors, lends=True)
+    text, blobs = crossing.pack(crossing.Report(), tensors, lends=lending.Staging("cpu"))
     assert "loan" not in text
     _, found = crossing.unpack(crossing.Report, text, blobs)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
@@ -77,23 +80,27 @@ def test_a_loan_that_is_none_is_no_packed_record():
 
 
 @pytest.mark.gpu
-def test_another_process_copies_what_is_lent():
-    with other_process(LENDER) as lender:
+@pytest.mark.parametrize("share", [0.0, 0.001, 1e-5], ids=["apart", "staged", "too large"])
+def test_another_process_copies_what_is_lent(share):
+    with other_process(LENDER, str(share)) as lender:
         first = json.loads(lender.stdout.readline())
         assert first["lengths"] == [0, 12]
+        assert ("staged" in first["text"]) == (share == 0.001)
+        loan = first["staging"]
+        how = {"borrowed": lending.Borrowed(loan, "cuda") if loan else None}
         blobs = [b"", bytes.fromhex(first["few"])]
-        _, found = crossing.unpack(crossing.Report, first["text"], blobs, "cuda")
+        _, found = crossing.unpack(crossing.Report, first["text"], blobs, "cuda", **how)
         lender.stdin.write("\n")
         lender.stdin.flush()
         second = json.loads(lender.stdout.readline())
         assert lending.is_sample(found["part"])  # a copy: the edit came after it
-        _, again = crossing.unpack(crossing.Report, second["text"], blobs, "cuda")
+        _, again = crossing.unpack(crossing.Report, second["text"], blobs, "cuda", **how)
         assert torch.equal(again["part"], lending.sample("cuda") + 1)
         # More than is lent: nothing beyond it is read.
         content = json.loads(second["text"])
         content["tensors"][0]["shape"] = [2**30]
         with pytest.raises(ValueError, match="that are lent"):
-            crossing.unpack(crossing.Report, json.dumps(content), blobs, "cuda")
+            crossing.unpack(crossing.Report, json.dumps(content), blobs, "cuda", **how)
         lender.stdin.write("\n")
         lender.stdin.flush()
 
@@ -104,10 +111,13 @@ import json, sys, torch
 from tuner.check import crossing, lending
 from tuner.check.exercise import checksum_of
 text, few = json.loads(sys.stdin.readline())
-rooms = crossing.rooms_of(text, "cuda")
+staging = lending.Staging("cuda", float(sys.argv[1]))
+found = crossing.rooms_of(text, staging)
 torch.cuda.synchronize()
-print(json.dumps({key: lending.lent(room) for key, room in rooms.items()}), flush=True)
+loans = {key: loan for key, (_, loan) in found.items()}
+print(json.dumps([loans, staging.loan]), flush=True)
 sys.stdin.readline()
+rooms = {key: staging.moved_out(room) for key, (room, _) in found.items()}
 _, found = crossing.unpack(crossing.Script, text, [b"", bytes.fromhex(few)], "cuda", rooms)
 print(json.dumps([lending.is_sample(found["large"]), found["few"].tolist()]), flush=True)
 sys.stdin.readline()
@@ -131,20 +141,49 @@ def test_a_room_stays_where_it_is():
     assert found["large"] is room and found["few"].tolist() == [1.0, 1.0]
 
 
+def test_what_lies_in_staging_memory_is_apart_and_aligned(monkeypatch):
+    monkeypatch.setattr(lending.gpu_memory, "total_bytes", lambda _: 8192)
+    monkeypatch.setattr(lending, "lent", lambda tensor: {"num_bytes": tensor.nbytes})
+    staging = lending.Staging("cpu", 0.25)
+    assert staging.loan == {"num_bytes": 2048}
+    first, loan = staging.room([3, 5], torch.float32)
+    assert loan == {"staged": 0} and first.shape == (3, 5)
+    given = torch.arange(100.0)
+    assert staging.lend(given) == {"staged": 512} and staging.lend(given[:1]) == {"staged": 1024}
+    assert staging.lend(torch.zeros(513, dtype=torch.uint8)) == {"num_bytes": 513}  # no room
+    assert torch.equal(staging._memory[512:912].view(torch.float32), given)
+    first.fill_(7.0)
+    moved = staging.moved_out(first)
+    staging.clear()
+    assert staging.lend(given) == {"staged": 0}
+    assert torch.equal(moved, torch.full((3, 5), 7.0)) and staging.moved_out(moved) is moved
+
+
+def test_nothing_is_copied_of_staging_memory_that_was_never_lent():
+    text, _ = crossing.pack(crossing.Report(), {"x": torch.ones(2)})
+    content = json.loads(text)
+    content["tensors"][0]["loan"] = {"staged": 0}
+    with pytest.raises(ValueError, match="never lent"):
+        crossing.unpack(crossing.Report, json.dumps(content), [b""])
+
+
 @pytest.mark.gpu
-def test_what_is_given_is_written_into_the_receivers_memory():
+@pytest.mark.parametrize("share", [0.0, 0.001], ids=["apart", "staged"])
+def test_what_is_given_is_written_into_the_receivers_memory(share):
     rooms = lending.Rooms()
     tensors = {"large": lending.sample("cuda"), "few": torch.ones(2, device="cuda")}
     text, blobs = crossing.pack(crossing.Script(), tensors, rooms=rooms)
     assert crossing.has_rooms(text) and [len(blob) for blob in blobs] == [0, 8]
-    with other_process(RECEIVER) as receiver:
+    with other_process(RECEIVER, str(share)) as receiver:
         print(json.dumps([text, bytes(blobs[1]).hex()]), file=receiver.stdin, flush=True)
-        loans = json.loads(receiver.stdout.readline())
-        rooms.fill(loans)
+        loans, staging = json.loads(receiver.stdout.readline())
+        assert bool(staging) == any("staged" in loan for loan in loans.values()) == bool(share)
+        borrowed = lending.Borrowed(staging, "cuda") if staging else None
+        rooms.fill(loans, borrowed)
         print(file=receiver.stdin, flush=True)
         assert json.loads(receiver.stdout.readline()) == [True, [1.0, 1.0]]
         with pytest.raises(KeyError):  # it was filled
-            rooms.fill(loans)
+            rooms.fill(loans, borrowed)
         print(file=receiver.stdin, flush=True)
 
 

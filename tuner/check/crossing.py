@@ -284,23 +284,25 @@ def pack(
     record: Script | Report,
     tensors: Mapping[str, torch.Tensor],
     *,
-    lends: bool = False,
+    lends: lending.Staging | None = None,
     rooms: lending.Rooms | None = None,
 ) -> tuple[str, list[bytes | memoryview]]:
     """Return a record and its tensors as JSON and raw bytes, one blob a tensor.
 
     With `lends` large tensors of a GPU stay there, to be copied by whoever unpacks; they must be
-    kept as they are until then. With `rooms` they are written into the receiver's memory: before
-    it unpacks, it makes `rooms_of` the text, and they are filled.
+    kept as they are until then, and so must what lies in that memory. With `rooms` they are
+    written into the receiver's memory: before it unpacks, it makes `rooms_of` the text, and they
+    are filled.
     """
     heads: list[dict[str, Any]] = []
     go: dict[str, torch.Tensor] = {}  # through the host
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
-        if lends and lending.is_worth_it(tensor) and (loan := lending.lent(tensor.detach())):
+        is_large = lending.is_worth_it(tensor)
+        if lends is not None and is_large and (loan := lends.lend(tensor.detach())):
             heads[-1]["loan"] = loan
-        elif rooms is not None and lending.is_worth_it(tensor):
+        elif rooms is not None and is_large:
             heads[-1]["room"] = rooms.announce(tensor)
         else:
             go[name] = tensor
@@ -315,14 +317,17 @@ def unpack(
     blobs: Sequence[bytes | bytearray | memoryview],
     device: str | torch.device = "cpu",
     rooms: Mapping[str, torch.Tensor] | None = None,
+    borrowed: lending.Borrowed | None = None,
 ) -> tuple[R, dict[str, torch.Tensor]]:
     """Read what `pack` wrote and return the record and its tensors.
 
-    `rooms` are those of the text by key, filled.
+    `rooms` are those of the text by key, filled; `borrowed` is the staging memory of who packed.
 
     Raises:
         ValueError: the text and the blobs are not what `pack` writes (a stranger wrote them).
     """
+    import torch
+
     try:
         content = json.loads(text)
         record = from_json(kind, json.dumps(content["record"]))
@@ -330,11 +335,13 @@ def unpack(
         if len(heads) != len(blobs):
             raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
         come = [(h, blob) for h, blob in zip(heads, blobs, strict=True) if "room" not in h]
-        there = iter(moved([_tensor(head, blob, device) for head, blob in come], device))
+        there = iter(moved([_tensor(head, blob, device, borrowed) for head, blob in come], device))
         tensors = {
             str(head["name"]): (rooms or {})[head["room"]] if "room" in head else next(there)
             for head in heads
         }
+        if borrowed is not None and any("loan" in head for head in heads):
+            torch.cuda.synchronize(device)
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"not a packed record: {error}") from None
     return record, tensors
@@ -345,16 +352,18 @@ def has_rooms(text: str) -> bool:
     return any("room" in head for head in json.loads(text)["tensors"])
 
 
-def rooms_of(text: str, device: str | torch.device) -> dict[str, torch.Tensor]:
-    """Return empty tensors, by key, for what `pack` wants to write into the receiver's memory."""
+def rooms_of(
+    text: str, staging: lending.Staging
+) -> dict[str, tuple[torch.Tensor, dict[str, Any]]]:
+    """Return empty tensors, by key, for what `pack` wants to write into the receiver's memory.
+
+    Each with where another process finds it.
+    """
     import torch
 
     heads = [head for head in json.loads(text)["tensors"] if "room" in head]
     return {
-        head["room"]: torch.empty(
-            head["shape"], dtype=getattr(torch, head["dtype"]), device=device
-        )
-        for head in heads
+        head["room"]: staging.room(head["shape"], getattr(torch, head["dtype"])) for head in heads
     }
 
 
@@ -365,7 +374,10 @@ _DTYPES = {
 
 
 def _tensor(
-    head: Mapping[str, Any], blob: bytes | bytearray | memoryview, device: str | torch.device
+    head: Mapping[str, Any],
+    blob: bytes | bytearray | memoryview,
+    device: str | torch.device,
+    borrowed: lending.Borrowed | None,
 ) -> torch.Tensor:
     import torch
 
@@ -375,7 +387,8 @@ def _tensor(
     shape = [int(size) for size in head["shape"]]
     num_bytes = math.prod(shape) * dtype.itemsize
     if "loan" in head and min(shape, default=0) >= 0:
-        return lending.copied(head["loan"], num_bytes, device).view(dtype).reshape(shape)
+        copy = lending.copied(head["loan"], num_bytes, device, borrowed)
+        return copy.view(dtype).reshape(shape)
     if min(shape, default=0) < 0 or num_bytes != len(blob):
         raise ValueError(f"{head['name']}: {len(blob)} bytes for {head['dtype']}{shape}")
     if not blob:

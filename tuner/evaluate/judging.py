@@ -152,10 +152,10 @@ class Judge(Giver):
         packed, blobs = self._packed(crossing.Script(), tensors, lends)
         return {**packed, "held": sorted(self._weights_of)}, blobs
 
-    def judge(self, ticket: int, answer: str, blobs: list[memoryview]) -> Answer:
-        """Give the verdict on a producer's answer to the question of that ticket."""
+    def judge(self, ticket: int, answer: str, blobs: list[memoryview], lender: str = "") -> Answer:
+        """Give the verdict on the answer to the question of that ticket, by that lender."""
         expected = self._asked.pop(ticket)
-        given = self._oracle.unpacked(answer, blobs)
+        given = self._oracle.unpacked(answer, blobs, self._borrowed.get(lender))
         with math_mode(self._oracle.accuracy):
             result = self._oracle.verdict(expected, given)
         del given, expected

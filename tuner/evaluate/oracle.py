@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, verdict
+from tuner.check import crossing, lending, verdict
 from tuner.check.expected import Expected, expected
 from tuner.check.probe import Probe
 from tuner.check.timed_call import expected_of_call
@@ -114,9 +114,13 @@ class Oracle:
         for name in set(drawn) - {"initial"}:
             del self._models[name]
 
-    def unpacked(self, answer: str, blobs: list[memoryview]) -> crossing.Answer:
-        """Return a producer's answer, on the device."""
-        report, tensors = crossing.unpack(crossing.Report, answer, blobs, self.device)
+    def unpacked(
+        self, answer: str, blobs: list[memoryview], borrowed: lending.Borrowed | None = None
+    ) -> crossing.Answer:
+        """Return a producer's answer, on the device; some of it may lie in `borrowed` memory."""
+        report, tensors = crossing.unpack(
+            crossing.Report, answer, blobs, self.device, borrowed=borrowed
+        )
         return crossing.Answer(report, tensors)
 
     def verdict(self, expected: Expected, answer: crossing.Answer) -> ProbeResult:

@@ -22,7 +22,7 @@ from tuner.errors import TunerError
 from tuner.evaluate.again import Query, Taken
 from tuner.evaluate.asking import Asking, Fewer, JudgeEnded, lacks_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S
-from tuner.evaluate.giving import can_lend, hand_over
+from tuner.evaluate.giving import hand_over, lender_of
 from tuner.evaluate.job_spec import asked
 from tuner.evaluate.needs import Needs
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
@@ -65,15 +65,26 @@ class Pair:
         self._judge_bytes = 0.0  # that the judge took for the question before
         takes_much = needs.is_large
         self._asking = Asking(self._ask, self._free_contender, turns, fewer, takes_much)
+        self._lender = ""  # the contender's name, for what the judge has open of its memory
         self.go_on(producer)
 
     def go_on(self, producer: Worker) -> None:
         """Go on with a process that has loaded the contender, and with the judge as it is now."""
+        self.close()
         self._producer = producer
         self._generation = self._judge.generation
         self._known: set[str] = set()  # weights that this producer has
-        self._asking.lends = self._is_gpu and can_lend(producer, self._ask, self._most_s)
+        if self._is_gpu:
+            self._lender = lender_of(producer, self._ask, self._most_s, is_staged=True)
+        self._asking.lends = bool(self._lender)
         self._goes: tuple[bool, int | None] = (False, None)  # by kernels at all rows, which one
+
+    def close(self) -> None:
+        """Let the judge close what it has open of the contender's memory."""
+        name, self._lender = self._lender, ""
+        if name:
+            with suppress(TunerError):  # it ended
+                self._ask("give_back", {"name": name})
 
     def free(self) -> None:
         """Let both processes free what they can."""
@@ -224,10 +235,10 @@ class Pair:
         if refusal:
             return refused(refusal)
         contender_bytes = answer.data.pop("used_bytes", 0)
-        payload = {**answer.data, "ticket": question.data["ticket"]}
+        asks = {"ticket": question.data["ticket"], "lender": self._lender}
         try:
             with self._turns.shared():
-                reply = self._ask("judge", payload, answer.blobs)
+                reply = self._ask("judge", answer.data | asks, answer.blobs)
         except JudgeEnded:
             raise
         except TunerError as failure:  # what was received is no answer
@@ -248,13 +259,13 @@ class Pair:
         refusal = ""
         if missing:
             weights = self._ask("weights", {"tokens": missing, "lends": self._asking.lends})
-            refusal = hand_over(weights, producer, self._ask, most_s)
+            refusal = hand_over(weights, producer, self._ask, most_s, self._lender)
             forgotten = self._known.difference(weights.data["held"])
             received = {"question": weights.data["question"], "forget": sorted(forgotten)}
             self._known -= forgotten
             producer.call("receive", received, weights.blobs, timeout_s=most_s)
             self._known.update(missing)
-        return refusal or hand_over(question, producer, self._ask, most_s)
+        return refusal or hand_over(question, producer, self._ask, most_s, self._lender)
 
     def _note(self, probe: Probe, contender_bytes: object, judge_bytes: float) -> None:
         """Note what a question took; a contender can say anything of itself.

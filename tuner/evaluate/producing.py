@@ -71,6 +71,7 @@ class Producer:
         self._received: dict[str, torch.Tensor] = {}
         self._lent: dict[str, torch.Tensor] = {}  # kept until the next question
         self._rooms: dict[str, torch.Tensor] = {}  # of the question that comes next
+        self._staging = lending.Staging(device)
         self._is_own_seed = True
         self._functions: dict[str, dict[str, Any]] = {}  # PyTorch's, as they were
         self._make_model: Callable[..., torch.nn.Module]
@@ -149,14 +150,18 @@ class Producer:
     def make_rooms(self, question: str) -> Answer:
         """Lend memory for what a question announces, to be filled before it is asked."""
         self._lent = {}
-        self._rooms = crossing.rooms_of(question, self._device)
+        self._staging.clear()
         with spoilt_by_cuda_errors(self._device):  # waits: what was there before is over
-            return {"loans": {key: lending.lent(t) for key, t in self._rooms.items()}}, ()
+            found = crossing.rooms_of(question, self._staging)
+        self._rooms = {key: room for key, (room, _) in found.items()}
+        return {"loans": {key: loan for key, (_, loan) in found.items()}}, ()
 
     def _unpacked(
         self, question: str, blobs: list[memoryview]
     ) -> tuple[crossing.Script, dict[str, torch.Tensor]]:
-        rooms, self._rooms = self._rooms, {}
+        rooms = {key: self._staging.moved_out(room) for key, room in self._rooms.items()}
+        self._rooms = {}
+        self._staging.clear()
         return crossing.unpack(crossing.Script, question, blobs, self._device, rooms)
 
     def receive(self, question: str, forget: list[str], blobs: list[memoryview]) -> Answer:
@@ -172,11 +177,13 @@ class Producer:
         gpu_memory.free_all_unused(self._device)
         return {}, ()
 
-    def lent_sample(self) -> Answer:
-        """Lend a tensor that the judge knows."""
+    def lent_sample(self, is_staged: bool = False) -> Answer:
+        """Lend a tensor that the judge knows; with `is_staged` in memory for a whole check."""
+        self._staging = lending.Staging(self._device, lending.STAGING_SHARE * is_staged)
         self._lent = {"sample": lending.sample(self._device)}
-        text, blobs = crossing.pack(crossing.Report(), self._lent, lends=True)
-        return {"answer": text}, blobs
+        with spoilt_by_cuda_errors(self._device):
+            text, blobs = crossing.pack(crossing.Report(), self._lent, lends=self._staging)
+        return {"answer": text, "staging": self._staging.loan}, blobs
 
     def answer(
         self,
@@ -202,7 +209,8 @@ class Producer:
             if is_strict:
                 gpu_memory.require_no_shortage(self._device)
             report = self._with_changes(found.report)
-            text, answers = crossing.pack(report, found.tensors, lends=lends)
+            staging = self._staging if lends else None
+            text, answers = crossing.pack(report, found.tensors, lends=staging)
             self._lent = found.tensors if lends else {}
             self._answer_bytes = [tensor.nbytes for tensor in found.tensors.values()]
             del given, weights, found
@@ -238,7 +246,7 @@ class Producer:
         call, outputs, kinds, changes = self._timed.last
         found = unasked.answer_of_call(self._timed.model, outputs, kinds)
         report = self._with_changes(found.report, changes)
-        text, blobs = crossing.pack(report, found.tensors, lends=lends)
+        text, blobs = crossing.pack(report, found.tensors, lends=self._staging if lends else None)
         self._lent = found.tensors if lends else {}
         return {"call": call, "answer": text}, blobs
 

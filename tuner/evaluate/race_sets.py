@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, loaded, started
-from tuner.evaluate.giving import can_lend, hand_over
+from tuner.evaluate.giving import hand_over, lender_of
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, explained
 from tuner.evaluate.opened import Opened
 from tuner.evaluate.worker import JobFailed, Reply, Worker
@@ -172,7 +172,7 @@ class RaceSets:
             return asked(baseline, job, payload, blobs)
 
         if not self._is_lending_known:
-            self.lends = can_lend(racers[1], ask, CALL_TIMEOUT_S)
+            self.lends = bool(lender_of(racers[1], ask, CALL_TIMEOUT_S))
             self._is_lending_known = True
         if name != GIVEN:
             for racer in racers[1:]:

@@ -225,7 +225,8 @@ class Verifier:
 
         def pair(judge: Worker, producer: Worker) -> Pair:
             how = (self._turns, self._fewer, self._needs)
-            return Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
+            made = Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
+            return stack.enter_context(closing(made))
 
         with ThreadPoolExecutor(1 + most) as pool:  # all of them get ready side by side
             ready = pool.submit(self.prepare, 1)
@@ -275,11 +276,10 @@ class Verifier:
             further_rows=[*contender.further_rows, *taken.borders],
         )
         # Most faults show on few rows, for a hundredth of the time.
-        first, rest = probes[:1], probes[1:]
-        ordered = [*first, *sorted(rest, key=lambda p: p.batch is None)]
+        ordered = [*probes[:1], *sorted(probes[1:], key=lambda p: p.batch is None)]
         # What needs most comes last: where some is lacking, libraries go on with what needs less.
-        needs = self._needs
-        return sorted(ordered, key=lambda p: (needs.share(p), max(ALL, needs.taken(p))))
+        share, taken_of = self._needs.share, self._needs.taken
+        return sorted(ordered, key=lambda p: (share(p), max(ALL, taken_of(p))))
 
     def _num_pairs(self) -> int:
         """Return how many pairs memory has room for now, a GPU's while they ask of few rows."""
