@@ -24,7 +24,7 @@ from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
 from tuner.capture.joint import captured_of
 from tuner.capture.settings import settings_of
-from tuner.capture.step_text import planned, without_steps
+from tuner.capture.step_text import planned, why_not_planned, without_steps
 from tuner.evaluate.modules import arguments_for, fused, module_of
 from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import Family, load_family
@@ -695,6 +695,39 @@ def test_what_has_no_kernels_for_gradients_says_why(text, why, tmp_path):
     captured = captured_of(problem, capture(problem))
     assert captured.joint is None
     assert why in captured.without_step
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            reference(
+                "x: F.conv2d(x, torch.ones_like(x[:1, :, :3, :3]))", "torch.rand(2, 3, 8, 8)"
+            ),
+            "its gradients are nothing but calls of PyTorch's own operations",
+        ),
+        (
+            reference("ctx: torch.relu(ctx).sum(-1)", "torch.rand(8, 16)"),
+            "an argument of forward is called ctx, as generated text calls its own",
+        ),
+        (
+            reference(
+                "x, y: (torch.relu(x), torch.relu(y))", "torch.rand(8, 16), torch.rand(8, 4)"
+            ),
+            "some of its results do not depend on all that has a gradient",
+        ),
+        (reference("x: torch.relu(x)", "torch.rand(8, 16)"), ""),
+    ],
+    ids=["calls", "name", "apart", "planned"],
+)
+def test_what_is_recorded_and_not_generated_says_why(text, why, tmp_path):
+    path = tmp_path / "none.py"
+    path.write_text(text)
+    problem = load_problem(path)
+    joint = captured_of(problem, capture(problem)).joint
+    assert joint is not None
+    assert why_not_planned(joint) == why
+    assert (planned(joint) is None) == bool(why)
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------

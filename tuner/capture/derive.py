@@ -36,7 +36,13 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.ranges import ranges_in
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
-from tuner.capture.step_text import StepPlan, planned, step_text, takes_steps
+from tuner.capture.step_text import (
+    StepPlan,
+    planned,
+    step_text,
+    takes_steps,
+    why_not_planned,
+)
 from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
@@ -180,7 +186,7 @@ def derived(
     write_whole(config, json.dumps(content, indent=1) + "\n")
     why = captured.without_step
     if not why and not takes_steps(texts["model_new.py"]):
-        why = "no kernels are generated for its gradients yet"
+        why = why_not_planned(mine.joint) or "its kernels would be for one number of rows alone"
     return Derived(root, op, config, without_step=why)
 
 

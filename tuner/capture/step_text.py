@@ -22,7 +22,11 @@ from tuner.capture.module_text import (
 from tuner.capture.partitions import traffic_bytes
 from tuner.capture.stages import Partition, Stages, stages_of
 
-__all__ = ["StepPlan", "planned", "step_text", "takes_steps", "without_steps"]
+__all__ = [
+    "StepPlan", "planned", "step_text", "takes_steps", "why_not_planned", "without_steps",
+]  # fmt: skip
+
+NOTHING = "its gradients are nothing but calls of PyTorch's own operations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +45,37 @@ class StepPlan:
 
 def planned(joint: Joint | None) -> StepPlan | None:
     """Return a step as tasks; None where no loops can be generated for it."""
-    if joint is None:
-        return None
+    found = None if joint is None else _planned(joint)
+    return None if isinstance(found, str) else found
+
+
+def why_not_planned(joint: Joint | None) -> str:
+    """Return why no loops are generated for a step that was recorded; "" where they are."""
+    found = None if joint is None else _planned(joint)
+    return found if isinstance(found, str) else ""
+
+
+def _planned(joint: Joint) -> StepPlan | str:
     arguments = {a.name for a in joint.forward.arguments}
-    if arguments & {"ctx", "module", "made", "grads"}:  # names of the text below
-        return None
+    if taken := arguments & {"ctx", "module", "made", "grads"}:  # names of the text below
+        return f"an argument of forward is called {min(taken)}, as generated text calls its own"
     if not _is_seen_by_all(joint):
-        return None
+        return "some of its results do not depend on all that has a gradient"
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
         forward = None if is_own else _cut(joint.forward)
         gradients = _cut(joint.gradients)
-    except (NotOneNest, NothingToGenerate):
-        return None
+    except NotOneNest as error:
+        what = str(error).partition("\n")[0]
+        return f"no kernels are generated for its gradients yet: {what}"
+    except NothingToGenerate:
+        return NOTHING
     nests = (*(forward.nests if forward else ()), *gradients.nests)
     if len({nest.is_wide for nest in nests}) > 1:
-        return None
+        return "some of its gradients are computed in float64 and some are not"
     makers = makers_of(joint.gradients, gradients.calls).values()
-    if not nests and not any(products.takes_steps for products in makers):  # PyTorch's own alone
-        return None
+    if not nests and not any(products.takes_steps for products in makers):
+        return NOTHING
     fewer = of_weights(joint) if gradients.calls else None
     of_data = planned(fewer) if fewer is not None else None
     return StepPlan(joint, forward, gradients, of_data)
