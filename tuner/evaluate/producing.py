@@ -179,7 +179,7 @@ class Producer:
 
     def lent_sample(self, is_staged: bool = False) -> Answer:
         """Lend a tensor that the judge knows; with `is_staged` in memory for a whole check."""
-        self._staging = lending.Staging(self._device, lending.STAGING_SHARE * is_staged)
+        self._staging = lending.Staging(self._device, lending.STAGING_SHARE if is_staged else 0.0)
         self._lent = {"sample": lending.sample(self._device)}
         with spoilt_by_cuda_errors(self._device):
             text, blobs = crossing.pack(crossing.Report(), self._lent, lends=self._staging)
