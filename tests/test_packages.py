@@ -11,6 +11,7 @@ import torch
 from cpu_machine import GPP
 from test_steps import Taken
 
+from tuner.deriving import derive_operator
 from tuner.errors import ProblemError
 from tuner.evaluate.modules import module_of
 from tuner.machine.importing import import_from
@@ -83,6 +84,44 @@ def test_a_file_of_no_package_is_read_as_it_is(tmp_path):
     path.write_text(MODEL)
     assert text_of(path) == MODEL
     assert import_root(path) == tmp_path
+
+
+WITH_DATA = """
+import os, torch
+from torch import nn
+HERE, AGAIN = os.path.dirname(__file__), os.path.dirname(__file__)  # as all_of__file__ says
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.load(os.path.join(HERE, "mean.pt")))
+
+    def forward(self, x):
+        return torch.relu(x - self.mean)
+
+
+def get_inputs():
+    return [torch.rand(4, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_data_beside_a_file_are_found_from_its_copies(tmp_path):
+    path = tmp_path / "it's with data.py"
+    path.write_text(WITH_DATA)
+    mean = torch.arange(8.0)
+    torch.save(mean, tmp_path / "mean.pt")
+    line = text_of(path).split("\n")[3]
+    assert line == WITH_DATA.split("\n")[3].replace("(__file__)", f"({str(path)!r})")
+    made = derive_operator(path)
+    problem = load_problem(made.folder / made.name / "reference.py")
+    assert torch.equal(problem.make_model(0).mean, mean)
+    module = module_of((made.folder / made.name / "model_new.py").read_text())
+    assert torch.equal(module["ModelNew"]().mean, mean)
 
 
 def test_what_it_uses_is_known_and_nothing_else(package):

@@ -1,7 +1,8 @@
 """What a user's file imports from its own folder or package.
 
 A file of a package says `from .layers import Norm`. It is executed from copies as well, which lie
-elsewhere, so that its text names the package: `from model_parts.layers import Norm`.
+elsewhere, so that its text names the package, `from model_parts.layers import Norm`, and its path
+where it says `__file__`.
 """
 
 from __future__ import annotations
@@ -28,30 +29,42 @@ def import_root(path: Path) -> Path:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file, in which relative imports name the package, line for line.
+    """Return the text of a file as it means the same elsewhere, line for line.
+
+    Relative imports name the package, and `__file__` is the file's own path.
 
     Raises:
         OSError, UnicodeDecodeError: it cannot be read.
     """
     text = path.read_bytes().decode()
     package = path.resolve().parent.relative_to(import_root(path)).parts
-    if not package:
-        return text
     try:
-        nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and n.level]
+        nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError):  # whoever executes it says so
         return text
     lines = text.split("\n")
+    own = repr(str(path.resolve()))
+    edits: list[tuple[ast.expr | ast.stmt, str, str]] = []
     for node in nodes:
-        named = ".".join([*package[: len(package) + 1 - node.level], *filter(None, [node.module])])
-        if named and node.level <= len(package):
-            # In bytes, as the column is; several imports may stand in one line.
-            line = lines[node.lineno - 1].encode()
-            before, after = line[: node.col_offset].decode(), line[node.col_offset :].decode()
+        if isinstance(node, ast.Name) and node.id == "__file__":
+            edits.append((node, node.id, own))
+        elif isinstance(node, ast.ImportFrom) and 0 < node.level <= len(package):
+            named = ".".join(
+                [*package[: len(package) + 1 - node.level], *filter(None, [node.module])]
+            )
             dots = rf"from\s+\.+\s*{re.escape(node.module or '')}"
-            space = "" if node.module else " "
-            lines[node.lineno - 1] = before + re.sub(dots, f"from {named}{space}", after, count=1)
+            edits.append((node, dots, f"from {named}" + ("" if node.module else " ")))
+    for node, old, new in sorted(edits, key=lambda edit: -edit[0].col_offset):
+        _replace(lines, node, old, new)  # what is before it in its line stays in place
     return "\n".join(lines)
+
+
+def _replace(lines: list[str], node: ast.expr | ast.stmt, old: str, new: str) -> None:
+    """Replace a pattern with which a node begins; several nodes may stand in one line."""
+    line = lines[node.lineno - 1].encode()  # as the column counts
+    before, after = line[: node.col_offset].decode(), line[node.col_offset :].decode()
+    if found := re.match(old, after):  # in an f-string Python 3.11 gives another place
+        lines[node.lineno - 1] = before + new + after[found.end() :]
 
 
 def advice_on(error: BaseException) -> str:
