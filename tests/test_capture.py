@@ -403,6 +403,20 @@ REFUSALS = {
         r":9: .*decides by the values of a tensor: if x.sum\(\) > 0:",
         "torch.where",
     ),
+    "a guard": (
+        "pass",
+        "if (x < 0).any():;     raise ValueError('negative');return x.sqrt()",
+        X,
+        r":9: .*refuses by the values of a tensor: if \(x < 0\).any\(\):",
+        "who calls it",
+    ),
+    "an assertion": (
+        "pass",
+        "assert (x >= 0).all(), 'negative';return x.sqrt()",
+        X,
+        r":9: .*refuses by the values of a tensor: assert",
+        "who calls it",
+    ),
     "item": ("pass", "return x * x.max().item()", X, r":9: .*a number out of a tensor", "item"),
     "item in a branch": (
         "pass",
@@ -504,6 +518,15 @@ def test_what_cannot_be_a_graph_is_refused_with_line_and_next_step(name, tmp_pat
     first, _, rest = message.partition("\n  next: ")
     assert re.search(reason, first, re.DOTALL), message
     assert rest and re.search(advice, f"next: {rest}"), message
+
+
+@pytest.mark.parametrize("takes", ["self, *, width", "self"])
+def test_a_constructor_that_takes_other_arguments_says_what_it_is_given(takes, tmp_path):
+    text = model_text("pass", "return x.exp()", X).replace("__init__(self)", f"__init__({takes})")
+    problem = problem_of(tmp_path, text.replace("return []", "return [8]"))
+    with pytest.raises(CaptureError, match="1 positional argument but 2 were given") as caught:
+        capture(problem)
+    assert "next: give each in get_init_inputs(), or a default" in str(caught.value)
 
 
 @pytest.mark.parametrize("write", ["self.seen = len(x)", "self.calls += 1", "self.calls -= 1e400"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import linecache
 import re
@@ -21,6 +22,9 @@ _VALUE_ERRORS = {
     "DynamicOutputShapeException",
     "PendingUnbackedSymbolNotFound",
 }
+
+
+CONSTRUCTOR = "Model(*get_init_inputs())"  # as who records names it
 
 
 @contextlib.contextmanager
@@ -71,6 +75,9 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
         elif kinds & {"DynamicOutputShapeException"}:
             what_for = "makes a tensor whose size depends on values"
             then = "compute with a mask of fixed size, for example by torch.where"
+        elif _only_refuses(path, line):
+            what_for = "refuses by the values of a tensor"
+            then = "leave that to who calls it; of values only what is computed can be recorded"
         else:
             what_for = "decides by the values of a tensor"
             then = "compute both cases and choose by torch.where"
@@ -98,9 +105,29 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
             f"{what} has a parameter or buffer called {taken[1]}, a name that PyTorch's own graph "
             "modules have\n  next: give it another name in the constructor"
         )
+    if what == CONSTRUCTOR and words.startswith("Model.__init__()"):
+        return (
+            f"{what} failed: {words}\n"
+            "  expected: what the constructor takes by position, in order\n"
+            "  next: give each in get_init_inputs(), or a default; behind `*,` nothing has a place"
+        )
     error = chain[0]
     first = (str(error).strip() or "no message").splitlines()[0]
     return (
         f"{what} failed while it was recorded: {type(error).__name__}: {first}\n"
         "  next: see that the file runs by itself, and that forward only calls PyTorch"
+    )
+
+
+def _only_refuses(path: Path, line: int) -> bool:
+    """Whether the statement at a line is an assertion, or a condition that only raises."""
+    try:
+        nodes = ast.walk(ast.parse(path.read_bytes()))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    here = [node for node in nodes if getattr(node, "lineno", 0) == line]
+    return any(
+        isinstance(node, ast.Assert)
+        or (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise) and not node.orelse)
+        for node in here
     )
