@@ -29,7 +29,6 @@ def no_rest() -> None:
     racing.BURST_S = 0.01
     racing.MIN_ROUNDS = 4
     racing.MOST_WARM_UP_S = 0.05
-    raced_steps.BURST_S = 0.01
     raced_steps.NUM_ROUNDS = 2
     racing.MOST_PREEMPTED_PER_S = math.inf
     whole = racing.Racer.race

@@ -11,7 +11,6 @@ from tuner.evaluate.worker import Worker
 
 __all__ = ["race_steps", "warm_up_steps"]
 
-BURST_S = 0.05  # of samples from one process before the next one's turn
 NUM_ROUNDS = 8  # turns of each process: a large difference is looked for
 NUM_SLOW_ROUNDS = 2
 SLOW_STEP_S = 0.2  # of which few are timed,
@@ -25,7 +24,11 @@ def warm_up_steps(calls: TimedCalls, racers: Sequence[Worker]) -> None:
 
 
 def race_steps(
-    calls: TimedCalls, race: Race, racers: Sequence[Worker], lanes: Sequence[int]
+    calls: TimedCalls,
+    race: Race,
+    racers: Sequence[Worker],
+    lanes: Sequence[int],
+    burst_s: float,
 ) -> None:
     """Add a few turns of steps of training; none where the reference has no gradients.
 
@@ -34,6 +37,7 @@ def race_steps(
         race: of steps alone; its `failure` says why nothing was added.
         racers: the baseline's process, then those of contenders.
         lanes: of `race`, one each.
+        burst_s: of samples from one process before the next one's turn.
     """
     slowest_s = 0.0  # of a step with all that its timing takes, once the process knows it
     for racer in racers:
@@ -48,7 +52,7 @@ def race_steps(
                 race.failure = f"one takes {took_s:.0f} s: too long to be raced"
                 return
         slowest_s = max(slowest_s, time.perf_counter() - start_s)
-    num_samples = max(1, min(20, round(BURST_S / slowest_s)))
+    num_samples = max(1, min(20, round(burst_s / slowest_s)))
     for lane in lanes:
         race.bursts[lane].append([])
     for number in range(NUM_ROUNDS if slowest_s < SLOW_STEP_S else NUM_SLOW_ROUNDS):

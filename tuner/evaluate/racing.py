@@ -62,6 +62,10 @@ class Racer:
         self._num_throttled = self._num_disturbed = self._num_shortages = 0
         self._preempted_per_s = 0.0  # of the last burst
 
+    @property
+    def _burst_s(self) -> float:
+        return GPU_BURST_S if self._is_gpu else BURST_S
+
     def get_ready(self, contenders: Sequence[Contender]) -> None:
         """Let imports be over before a race begins; does not wait."""
         get_ready(self._spec, contenders, "baseline")
@@ -247,8 +251,9 @@ class Racer:
         those = list(compress(racers, takes_part))
         with self._turns.shared():
             warm_up_steps(self._calls, those)
+        their_lanes = list(compress((0, *lanes), takes_part))
         with self._turns.alone():
-            race_steps(self._calls, steps, those, list(compress((0, *lanes), takes_part)))
+            race_steps(self._calls, steps, those, their_lanes, self._burst_s)
 
     def _check_clocks(
         self,
@@ -311,8 +316,7 @@ class Racer:
             if all(abs(n - b) <= STEADY * n for n, b in zip(now, before, strict=True)):
                 break
             before = now
-        burst_s = GPU_BURST_S if self._is_gpu else BURST_S
-        num_samples = max(MIN_BURST, min(20, round(burst_s / sample_s)))
+        num_samples = max(MIN_BURST, min(20, round(self._burst_s / sample_s)))
         num_rounds = max(min_rounds or MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
         rounds: list[list[list[float]]] = [[] for _ in racers]
         for number in range(num_rounds):
