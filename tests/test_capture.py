@@ -520,6 +520,47 @@ def test_what_cannot_be_a_graph_is_refused_with_line_and_next_step(name, tmp_pat
     assert rest and re.search(advice, f"next: {rest}"), message
 
 
+NOT_PLAIN = {
+    "compiled": (
+        "pass",
+        "torch.rand(4, 8)",
+        ("    def forward(self", "    @torch.compile\n    def forward(self"),
+        "Model is compiled by torch.compile",
+    ),
+    "a compiled part": (
+        "self.net = nn.Linear(8, 8); self.net.compile()",
+        "torch.rand(4, 8)",
+        ("", ""),
+        "Model.net is compiled by torch.compile",
+    ),
+    "sparse": (
+        "pass",
+        "torch.eye(8).to_sparse()",
+        ("", ""),
+        "a tensor of torch.sparse_coo at place 0",
+    ),
+    "empty": ("pass", "torch.rand(0, 8)", ("", ""), r"tensors without any number: \[0, 8\]"),
+    "a function": (
+        "pass",
+        "torch.rand(4, 8)",
+        ("def get_inputs", "Kept = Model\ndef Model():\n    return Kept()\ndef get_inputs"),
+        "Model is no class; got function",
+    ),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method:DeprecationWarning"
+)  # torch.compile's
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_what_is_not_plain_is_refused_with_the_next_step(name, tmp_path):
+    init, inputs, (old, new), reason = NOT_PLAIN[name]
+    problem = problem_of(tmp_path, model_text(init, "return x.exp()", inputs).replace(old, new, 1))
+    with pytest.raises(CaptureError, match=reason) as caught:
+        capture(problem)
+    assert "\n  next: " in str(caught.value)
+
+
 @pytest.mark.parametrize("takes", ["self, *, width", "self"])
 def test_a_constructor_that_takes_other_arguments_says_what_it_is_given(takes, tmp_path):
     text = model_text("pass", "return x.exp()", X).replace("__init__(self)", f"__init__({takes})")

@@ -685,8 +685,12 @@ def test_gradients_are_of_the_state_that_the_call_found(used, tmp_path):
             reference("x: x * torch.tensor([1.0, 2.0])", "torch.rand(8, 2)"),
             "it uses a tensor that is neither a parameter nor a buffer (line 8)",
         ),
+        (
+            reference("x: torch.polar(x, x).abs()", "torch.rand(8, 2)"),
+            "its gradients are computed with complex numbers",
+        ),
     ],
-    ids=["no gradient", "number", "product", "constant"],
+    ids=["no gradient", "number", "product", "constant", "complex"],
 )
 def test_what_has_no_kernels_for_gradients_says_why(text, why, tmp_path):
     path = tmp_path / "none.py"

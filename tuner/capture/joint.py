@@ -90,6 +90,8 @@ def captured_of(problem: Problem, graph: Graph) -> Captured:
             return Captured(graph, None, "its results have no gradients")
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         return Captured(graph, None, f"the record of its backward is not read yet: {said}")
+    if joint and any(isinstance(x, complex) for node in joint.gradients.nodes for x in node.args):
+        return Captured(graph, None, "its gradients are computed with complex numbers")
     return Captured(graph, joint, "" if joint else "the record of its backward is not read yet")
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.capture.constructing import constructed, conversions_of_fakes
 from tuner.capture.counted import changed_by_calls, refusal_of
 from tuner.capture.explaining import explained
+from tuner.capture.plain import require_plain
 from tuner.capture.recurrent import recurrent_by_shape
 from tuner.capture.returning import Returns, with_bare_tensors
 from tuner.errors import CaptureError
@@ -140,6 +141,7 @@ def fake_module(
                 f"{problem.source}: Model is no torch.nn.Module; got {type(model).__name__}\n"
                 "  next: derive class Model from torch.nn.Module"
             )
+        require_plain(problem, model, given)
         if mode == "as_given":
             _require_one_mode(problem, model)
         put_into(model, mode)
