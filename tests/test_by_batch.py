@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from test_any_module import assert_as_exact, in_float64, text_of
 from test_cheats import CHEATS, task_of
 from test_steps import Taken, gradients
 
+from tuner import batching
 from tuner.batching import Batching
 from tuner.by_batch import (
     ANY_ROWS,
@@ -161,10 +163,10 @@ def test_calls_and_steps_are_decided_apart_and_said_in_words():
     measured += [at(16, 0.5, way="step")]
     found = ByBatch(8, tuple(measured), rows_taken(measured, 8, refuses_one=True))
     assert found.rows == {"call": ANY_ROWS, "step": (8, 8)}
-    words = "steps of training: the module's own forward below 8 rows and above 8 rows"
+    words = "steps of training: the module's own forward but at 8 rows"
     assert found.words == (words,)
     assert found.brief == (
-        "kernels run without gradients at any number of rows, with gradients at 8 to 8 rows"
+        "kernels run without gradients at any number of rows, with gradients at 8 rows alone"
     )
     assert from_json(ByBatch, to_json(found)) == found
     fewer = without_steps_in(found)
@@ -482,7 +484,8 @@ def run(tmp_path) -> Run:
 
 def file_of(task, **more) -> FakeFile:
     config = SimpleNamespace(effort="quick", others={})
-    planned = SimpleNamespace(spec=task, config=config, sizes={"batch": 16})
+    family = SimpleNamespace(model_new=more.pop("model_new", ""))
+    planned = SimpleNamespace(spec=task, config=config, sizes={"batch": 16}, family=family)
     path = Path("trial_0.unverified.py")
     made = {"key": "k", "ways": ("call", "step"), "written": [], "kernels": None, **more}
     file = FakeFile(planned=planned, unverified_path=path, **made)
@@ -512,6 +515,22 @@ def test_a_measurement_that_fails_keeps_kernels_from_the_tuned_size_on(run, tmp_
         kept = Batching(run, writer, lambda _: None).kept(file_of(task))
     assert kept.by_batch.rows == {"call": (16, MOST), "step": (16, MOST)}
     assert "absent.py" in kept.by_batch.note
+
+
+@pytest.mark.parametrize(
+    ("speedup", "rows"), [(2.0, {"call": ANY_ROWS, "step": (16, 16)}), (0.5, None)]
+)
+def test_steps_of_one_number_of_rows_are_told_of_that_alone(speedup, rows, tmp_path):
+    """Elsewhere the file's steps are PyTorch's, which is beside itself there."""
+    ours = [at(n, 2.0) for n in (1, 8, 16, 32)] + [at(16, speedup, way="step")]
+    theirs = [at(n, 1.0, way="step") for n in (1, 8, 32)]
+    data = {"measured": [json.loads(to_json(each)) for each in [*ours, *theirs]]}
+    file = file_of(task_of(tmp_path), model_new="_STEP_ROWS = 16  # None for any number\n")
+    assert batching._records(data, file) == tuple(ours)
+    found = batching._decided(ByBatch(16, tuple(ours)), file, {})
+    assert found.rows == (rows or {"call": ANY_ROWS, "step": NO_ROWS})
+    anywhere = file_of(task_of(tmp_path), model_new="_STEP_ROWS = None  # None for any number\n")
+    assert batching._records(data, anywhere) == (*ours, *theirs)
 
 
 def test_records_of_runs_before_are_read():

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tuner.by_batch import ANY_ROWS, MOST, AtBatch, ByBatch, rows_taken
+from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, AtBatch, ByBatch, rows_taken
 from tuner.capture.rows_text import has_rows
+from tuner.capture.step_text import rows_of_steps
 from tuner.choosing import decided
 from tuner.errors import TunerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S
@@ -102,7 +103,7 @@ class Batching:
                     data = asked(worker, "by_batch", asks, timeout_s=MOST_S).data
                     failures = data["failures"]
                     found = replace(
-                        found, measured=_records(data), refuses_one=data["refuses_one"]
+                        found, measured=_records(data, file), refuses_one=data["refuses_one"]
                     )
                     if on_ordinary_s:
                         found = _on_ordinary(worker, found, file, failures, on_ordinary_s)
@@ -111,8 +112,11 @@ class Batching:
         return _decided(found, file, failures)
 
 
-def _records(data: dict[str, Any]) -> tuple[AtBatch, ...]:
-    return tuple(from_json(AtBatch, json.dumps(at)) for at in data["measured"])
+def _records(data: dict[str, Any], file: ExportFile) -> tuple[AtBatch, ...]:
+    """Return what was measured of kernels: not PyTorch beside itself, where there are none."""
+    found = (from_json(AtBatch, json.dumps(at)) for at in data["measured"])
+    only = rows_of_steps(file.planned.family.model_new)
+    return tuple(at for at in found if at.way != "step" or only in (None, at.num_rows))
 
 
 def _on_ordinary(
@@ -136,7 +140,8 @@ def _on_ordinary(
                 break
             asks = {"rows": rows, "way": way, "most_s": left_s}
             try:
-                more = _records(asked(worker, "on_ordinary", asks, timeout_s=MOST_S).data)
+                reply = asked(worker, "on_ordinary", asks, timeout_s=MOST_S)
+                more = _records(reply.data, file)
             except TunerError:  # of this data: what the given ones say stays
                 return found
             if not more:
@@ -153,6 +158,11 @@ def _decided(found: ByBatch, file: ExportFile, failures: dict[str, str]) -> ByBa
         rows = rows_taken(
             found.measured, found.tuned_rows, file.ways, refuses_one=found.refuses_one
         )
+    only = rows_of_steps(file.planned.family.model_new)
+    if only is not None and "step" in file.ways:
+        rows = rows or {"call": ANY_ROWS}
+        fewest, most = rows.get("step", ANY_ROWS)
+        rows["step"] = (only, only) if fewest <= only <= most else NO_ROWS
     if failures.get("step") == "" and rows:  # nothing has gradients
         rows["step"] = ANY_ROWS
     if all(each == ANY_ROWS for each in rows.values()) and not found.gaps:

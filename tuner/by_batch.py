@@ -127,6 +127,9 @@ class ByBatch:
             if fewest > most:
                 lines.append(f"{what}: PyTorch's own at any number of rows")
                 continue
+            if fewest == most:
+                lines.append(f"{what}: the module's own forward but at {fewest} rows")
+                continue
             where = [f"below {fewest} rows"] if fewest > 1 else []
             where += [f"at {low} to {high} rows" for low, high in self.gaps.get(way, ())]
             where += [f"above {most} rows"] if most < MOST else []
@@ -146,6 +149,8 @@ class ByBatch:
             fewest, most = self.rows.get(way, ANY_ROWS)
             if fewest > most:
                 where = "never"
+            elif fewest == most:
+                where = f"at {fewest} rows alone"
             elif most == MOST:
                 where = f"from {fewest} rows on" if fewest > 1 else "at any number of rows"
             else:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -112,8 +112,9 @@ class Campaign:
             for one in running:
                 one.process.kill()
                 one.process.wait()
-        self._write(self.states())
-        return self.states()
+        states = self.states()
+        self._write(states, states)
+        return states
 
     def _end_late(self, running: Sequence[_Process]) -> None:
         for one in running:
@@ -193,21 +194,24 @@ class Campaign:
         )
 
     def _tell(self, one: _Process, num_left: int, left_s: float) -> None:
-        state = self.states()[one.problem.name]
+        states = self.states()
+        state = states[one.problem.name]
+        self._write(states, [one.problem.name])
         self.on_end(one.problem, state, time.monotonic() - one.began_s)
         words = f"{state.speedup:.2f}x" if state.speedup is not None else state.status
         reason = f": {one_line(state.reason, 100)}" if state.reason else ""
         left = f"; {num_left} left, about {left_s / 60:.0f} min" if num_left else ""
         self.on_change(f"{one.problem.name}: {words}{reason}{left}")
 
-    # ---- what is left at the end -------------------------------------------------------------
+    # ---- what is left of it ------------------------------------------------------------------
 
-    def _write(self, states: dict[str, State]) -> None:
-        """Write the table, and all exported files, each under its problem's name."""
+    def _write(self, states: dict[str, State], names: Iterable[str]) -> None:
+        """Write the table, and the exported files of some problems, each under its name."""
         exports = self.runs_dir / "exports"
         with storage_errors(exports):
             exports.mkdir(exist_ok=True)
-            for name, state in states.items():
+            for name in names:
+                state = states[name]
                 if state.status == "done" and state.run is not None:
                     shutil.copyfile(Run(state.run).export_path, exports / f"{name}.py")
         rows = [{"problem": name, **asdict(state)} for name, state in states.items()]

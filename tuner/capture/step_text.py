@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from tuner.capture.partitions import traffic_bytes
 from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = [
-    "StepPlan", "planned", "step_text", "takes_steps", "why_not_planned", "without_steps",
+    "StepPlan", "planned", "rows_of_steps", "step_text", "takes_steps", "why_not_planned",
+    "without_steps",
 ]  # fmt: skip
 
 NOTHING = "its gradients are nothing but calls of PyTorch's own operations"
@@ -264,6 +266,12 @@ _MARK = "_TAKES_STEPS = True"
 def takes_steps(model_new: str) -> bool:
     """Whether a module's text has kernels of its own for steps of training."""
     return _MARK in model_new
+
+
+def rows_of_steps(model_new: str) -> int | None:
+    """Return the one number of rows for which a module's text has steps; None for any number."""
+    found = re.search(r"^_STEP_ROWS = (\d+)", model_new, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def without_steps(model_new: str) -> str:
