@@ -199,6 +199,7 @@ class Campaign:
         self._write(states, [one.problem.name])
         self.on_end(one.problem, state, time.monotonic() - one.began_s)
         words = f"{state.speedup:.2f}x" if state.speedup is not None else state.status
+        words += f", {state.verdict}" if state.verdict else ""
         reason = f": {one_line(state.reason, 100)}" if state.reason else ""
         left = f"; {num_left} left, about {left_s / 60:.0f} min" if num_left else ""
         self.on_change(f"{one.problem.name}: {words}{reason}{left}")
@@ -239,10 +240,11 @@ def format_table(states: dict[str, State]) -> str:
     width = max(map(len, states), default=0)
     lines = []
     for name, state in states.items():
-        speed = f"{state.speedup:.2f}x" if state.speedup is not None else ""
+        speed = f"{state.speedup:7.2f}x" if state.speedup is not None else ""
+        speed += f"  {state.verdict}" if state.verdict else ""
         run = f"  {state.run.name}" if state.run is not None else ""
         reason = f"  {one_line(state.reason, 120)}" if state.reason else ""
-        lines.append(f"{name:{width}}  {state.status:15} {speed:>8}{run}{reason}".rstrip())
+        lines.append(f"{name:{width}}  {state.status:15} {speed}{run}{reason}".rstrip())
     counts = {s.status: 0 for s in states.values()}
     for state in states.values():
         counts[state.status] += 1

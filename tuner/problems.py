@@ -73,12 +73,14 @@ class State:
         run: the run, None where there is none.
         speedup: of the exported file; 1 where that holds PyTorch's own modules.
         reason: in words, where there is no result.
+        verdict: on that file: faster, no difference, slower, or that it holds PyTorch's modules.
     """
 
     status: Status
     run: Path | None = None
     speedup: float | None = None
     reason: str = ""
+    verdict: str = ""
 
 
 # ---- what there is to do --------------------------------------------------------------------
@@ -179,8 +181,10 @@ def _state(run: Run | None) -> State:
     if exported is None or not exported.check.is_accepted:
         reason = "" if exported is None else exported.check.reason
         return State("nothing correct", run.path, None, reason)
+    if result.is_fallback:
+        return State("done", run.path, 1.0, verdict="PyTorch's own modules")
     speedup = exported.least.speedup if exported.least is not None else None
-    return State("done", run.path, 1.0 if result.is_fallback else speedup)
+    return State("done", run.path, speedup, verdict=exported.verdict or "not raced")
 
 
 def _is_edited(problem: Problem, run: Run) -> bool:
