@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from command_line import tune
-from made_runs import made_run, raced, raced_result, trial, trials
+from made_runs import made_run, raced, raced_result, result, trial, trials
 
-from tuner.ranking import ranked_trials
+from tuner.ranking import ranked_trials, replaced
 from tuner.records import recomputed, set_aside
 from tuner.run import Run, open_run
 from tuner.trial import Interval, Measurement, Status
@@ -101,3 +101,13 @@ def test_samples_that_cannot_be_are_set_aside(samples_us):
     assert set_aside(odd).outcome.status is Status.RUNTIME
     assert set_aside(odd).outcome.latency_us is None
     assert set_aside(made) == made
+
+
+def test_a_file_that_takes_the_place_of_an_earlier_one_is_said():
+    made = trials(20)
+    before = result(made)
+    assert replaced(None, before) == replaced(before, before) == []
+    (said,) = replaced(before, result(made[:10]))
+    assert f"held trial {before.winner}, 2.000x [1.900, 2.100], is replaced" in said
+    (said,) = replaced(replace(before, is_fallback=True), before)
+    assert "held PyTorch's own modules, is replaced" in said

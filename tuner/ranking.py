@@ -14,12 +14,12 @@ from tuner.errors import WorkerError
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.intervals import rounds_of, tie_set
-from tuner.trial import Check, Finalist, Interval, Trial
+from tuner.trial import Check, Finalist, Interval, Result, Trial
 from tuner.wording import one_line
 
 __all__ = [
     "are_of_gradients", "blamed", "despite_kills", "is_behind", "ranked_trials", "remarks_on",
-    "structure", "tied", "why_nothing_correct",
+    "replaced", "structure", "tied", "why_nothing_correct",
 ]  # fmt: skip
 
 KILLED = describe_exit(-signal.SIGKILL)
@@ -59,6 +59,19 @@ def remarks_on(exported: Finalist, model_new: str) -> list[str]:
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks
+
+
+def replaced(before: Result | None, now: Result) -> list[str]:
+    """Say which file a run had before, where another one has taken its place."""
+    if before is None or _held_by(before) == _held_by(now):
+        return []
+    least = None if before.exported is None else before.exported.least
+    speedup = "" if before.is_fallback or least is None else f", {least.words}"
+    return [f"the file of an earlier session, which held {_held_by(before)}{speedup}, is replaced"]
+
+
+def _held_by(result: Result) -> str:
+    return "PyTorch's own modules" if result.is_fallback else f"trial {result.winner}"
 
 
 def is_behind(step: Interval | None) -> bool:

@@ -32,7 +32,7 @@ from tuner.machine.host import busy_words, has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned
-from tuner.ranking import ranked_trials, why_nothing_correct
+from tuner.ranking import ranked_trials, replaced, why_nothing_correct
 from tuner.records import SET_ASIDE
 from tuner.referee import refereed
 from tuner.review.report import write_report
@@ -185,8 +185,7 @@ class Session:
             verifier.open_ahead()
             # What a first report takes is loading what draws it.
             self._ahead = getting_ready.submit(self._report_ahead)
-        was_stopped = self.should_stop()
-        trials = self.trials
+        was_stopped, trials = self.should_stop(), self.trials
         if not was_stopped and not self._is_late:
             trials = refereed(
                 planned, self._terms, builder, trials, num_finalists=self.asked.num_finalists,
@@ -199,7 +198,8 @@ class Session:
             result, entries = verification.result(trials)
         if result is None:
             raise NothingCorrectError(why_nothing_correct(self.trials, entries))
-        writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
+        notes = (*self.notes, *result.notes, *replaced(self.run.result(), result))
+        writer.write_result(replace(result, notes=notes))
         verification.profile(result)
         getting_ready.submit(verifier.close)  # while the report is written
 
