@@ -15,7 +15,7 @@ __all__ = ["require_plain"]
 
 
 def require_plain(problem: Problem, model: torch.nn.Module, given: Sequence[Any]) -> None:
-    """Refuse a module that is compiled already, and inputs that hold no numbers, or few of them.
+    """Refuse a module that is compiled already, and inputs that are sparse or hold no numbers.
 
     Raises:
         CaptureError: it is, or they do.

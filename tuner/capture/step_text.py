@@ -62,7 +62,7 @@ def _planned(joint: Joint) -> StepPlan | str:
     if taken := arguments & {"ctx", "module", "made", "grads"}:  # names of the text below
         return f"an argument of forward is called {min(taken)}, as generated text calls its own"
     if not _is_seen_by_all(joint):
-        return "some of its results do not depend on all that has a gradient"
+        return "not each of its results depends on every input and parameter"
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
         forward = None if is_own else _cut(joint.forward)
