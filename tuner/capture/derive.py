@@ -36,13 +36,7 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.ranges import ranges_in
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
-from tuner.capture.step_text import (
-    StepPlan,
-    planned,
-    step_text,
-    takes_steps,
-    why_not_planned,
-)
+from tuner.capture.step_text import StepPlan, planned, step_text, takes_steps, why_not_planned
 from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template

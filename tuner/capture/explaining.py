@@ -13,7 +13,7 @@ from pathlib import Path
 from tuner.errors import CaptureError
 from tuner.problem.reference import Problem
 
-__all__ = ["depends_on_values", "explained"]
+__all__ = ["CONSTRUCTOR", "depends_on_values", "explained"]
 
 # What PyTorch calls it where code asks for the value of a tensor, or a shape depends on one.
 _VALUE_ERRORS = {
@@ -22,9 +22,7 @@ _VALUE_ERRORS = {
     "DynamicOutputShapeException",
     "PendingUnbackedSymbolNotFound",
 }
-
-
-CONSTRUCTOR = "Model(*get_init_inputs())"  # as who records names it
+CONSTRUCTOR = "Model(*get_init_inputs())"  # what is recorded first, as errors name it
 
 
 @contextlib.contextmanager

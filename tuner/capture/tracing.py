@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.capture.constructing import constructed, conversions_of_fakes
 from tuner.capture.counted import changed_by_calls, refusal_of
-from tuner.capture.explaining import explained
+from tuner.capture.explaining import CONSTRUCTOR, explained
 from tuner.capture.plain import require_plain
 from tuner.capture.recurrent import recurrent_by_shape
 from tuner.capture.returning import Returns, with_bare_tensors
@@ -132,7 +132,7 @@ def fake_module(
             with explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
             _require_list(problem, "get_init_inputs", init, "the constructor")
-            with explained(problem, "Model(*get_init_inputs())"):
+            with explained(problem, CONSTRUCTOR):
                 model, known = constructed(problem, init, fake)
             with explained(problem, "get_inputs()"):
                 given = problem.module.get_inputs()

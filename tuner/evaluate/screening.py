@@ -64,9 +64,9 @@ class Screening:
         Nothing is timed, so that other tuners may use the device meanwhile.
         """
         start_s = time.perf_counter()
-        self._bind(candidate, artefact)
+        operator = self._bind(candidate, artefact)
         with spoilt_by_cuda_errors(self._oracle.device):
-            checked, has_raised = self._screened(self._bound)
+            checked, has_raised = self._screened(operator)
         if not checked.is_accepted:
             self._unbind()
         return {
@@ -90,9 +90,9 @@ class Screening:
         than `near_us` on the given ones (None: however long it takes).
         """
         start_s = time.perf_counter()
-        if self._operator is None:  # timed before, or checked in a process that has ended
-            self._bind(candidate, artefact)
-        operator, data = self._bound, dict[str, Any]()
+        # Bound anew where it was timed before, or checked in a process that has ended.
+        operator = self._operator or self._bind(candidate, artefact)
+        data: dict[str, Any] = {}
         with spoilt_by_cuda_errors(self._oracle.device):
             measured = self._measured(self._timed, operator, budget_s, max_noise, stop_above_us)
             if not measured.is_censored:  # what cannot win need not be looked at again
@@ -109,15 +109,11 @@ class Screening:
         self._unbind()
         return data | {"measure_s": time.perf_counter() - start_s}, ()
 
-    def _bind(self, candidate: str, artefact: str) -> None:
+    def _bind(self, candidate: str, artefact: str) -> BoundOp:
         self._unbind()  # one that was never timed
         subject = from_json(Candidate, candidate)
-        self._operator = bind(subject.plan, subject.language, Path(artefact))
-
-    @property
-    def _bound(self) -> BoundOp:
-        assert self._operator is not None
-        return self._operator
+        self._operator = operator = bind(subject.plan, subject.language, Path(artefact))
+        return operator
 
     def _unbind(self) -> None:
         if self._operator is not None:
