@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -214,6 +214,23 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test that fills a GPU wait for all others on it, and those for it."""
+    if not item.get_closest_marker("gpu") or not _has_gpu():
+        return (yield)
+    takes_all = "whole_gpu" in getattr(item, "fixturenames", ())
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gate, device = (Path(_ROOT) / f"tuner-tests-{name}-{gpu}" for name in ("gate", "gpu"))
+    with gate.open("w") as to_wait, device.open("w") as to_run:
+        how = fcntl.LOCK_EX if takes_all else fcntl.LOCK_SH
+        fcntl.flock(to_wait, how)  # who waits to have it alone is not overtaken
+        fcntl.flock(to_run, how)
+        if not takes_all:
+            fcntl.flock(to_wait, fcntl.LOCK_UN)
+        return (yield)
+
+
 @pytest.fixture(autouse=True)
 def what_was_imported_is_no_garbage() -> Iterator[None]:
     """Else Python looks at PyTorch's 10^6 objects again and again: a third of a capture's CPU.
@@ -254,6 +271,11 @@ def most_of_the_gpu() -> Iterator[None]:
         if "torch" in sys.modules:  # what PyTorch keeps of it is what the next one lacks
             gc.collect()
             sys.modules["torch"].cuda.empty_cache()
+
+
+@pytest.fixture
+def whole_gpu(most_of_the_gpu: None) -> None:
+    """For a test that leaves others no memory: no other test runs on that GPU meanwhile."""
 
 
 @pytest.fixture(scope="session")

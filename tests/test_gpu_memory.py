@@ -120,7 +120,7 @@ def test_what_takes_as_much_as_what_lacked_memory_is_asked_with_less_at_once():
 
 
 @pytest.mark.gpu
-def test_a_library_that_lacks_memory_says_nothing_and_is_noticed(most_of_the_gpu):
+def test_a_library_that_lacks_memory_says_nothing_and_is_noticed(whole_gpu):
     """Without the memory that it wants, cuDNN makes NaN of the neighbours of a NaN."""
     layer = torch.nn.Conv2d(64, 128, 3, device="cuda")
     x = torch.rand(2, 64, 512, 1024, device="cuda", requires_grad=True)
