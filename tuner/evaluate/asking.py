@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from tuner.check.probe import Probe
 from tuner.errors import TunerError, WorkerError, says_no_memory
 from tuner.evaluate.worker import Reply
-from tuner.machine.turns import ALL, SOME, Turns
+from tuner.machine.turns import ALL, SOME, Turns, more_than
 from tuner.trial import ProbeResult, to_json
 
 __all__ = [
@@ -228,18 +228,18 @@ def is_of_memory(error: TunerError) -> bool:
 
 
 def with_memory(turns: Turns, run: Callable[[], T], share: float = SOME) -> T:
-    """Return what `run` does; where memory runs out beside other tuners, when these hold none.
+    """Return what `run` does; where memory runs out beside other tuners, when these leave more.
 
     `share` is what it takes of a GPU's memory, as far as that is known.
     """
-    try:
-        with turns.memory(share):
-            return run()
-    except TunerError as error:
-        if share == ALL or not (turns.are_taken and is_of_memory(error)):
-            raise
-    with turns.memory(ALL):
-        return run()
+    while True:
+        try:
+            with turns.memory(share):
+                return run()
+        except TunerError as error:
+            if share == ALL or not (turns.are_taken and is_of_memory(error)):
+                raise
+        share = more_than(share)
 
 
 def require_memory(turns: Turns, num_shortages: int) -> None:

@@ -8,6 +8,7 @@ now bounds what larger ones of the same kind take.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ SHARE_OF_ONE, LITTLE_OF_ONE = 1 / 5, 1 / 20  # of the memory, beside which other
 FEWEST_SEEN, SURPLUS, UNUSED_BYTES = 6, 1.25, 2 * MOST_UNUSED_BYTES
 FIRST_LARGE = 8  # questions that take much memory, before it is looked at again
 MOST_GROWN = 8.0  # times what is estimated for the rows of those that were seen
+STEP = 1 / 8  # of the memory, in which is waited for it: those of one step are asked together
 ALIKE = 0.5  # of the largest of these estimates: what was seen of those is compared
 
 
@@ -53,12 +55,18 @@ class Needs:
     )
 
     def share(self, probe: Probe) -> float:
-        """Return which share of a GPU's memory is waited for before a probe is asked."""
+        """Return which share of a GPU's memory is waited for before a probe is asked.
+
+        Where too little is known that is half of it, or what others took: who waits for more stops
+        all other tuners, and what lacks memory is asked again.
+        """
         taken = self.taken(probe)
         if taken <= SHARE_OF_ONE:
             return LITTLE if taken <= LITTLE_OF_ONE else SOME
-        most = min(taken, self._bound(probe))
-        return next(share for share in (SOME, HALF, ALL) if most <= share or share == ALL)
+        if not self.is_known(probe):
+            most_seen = max((used for _, used in self._seen_of(probe)), default=0.0)
+            return _in_steps(min(taken, max(HALF, most_seen)))
+        return _in_steps(min(taken, self._bound(probe)))
 
     def next_of(self, probes: Sequence[Probe]) -> tuple[float, list[int]]:
         """Return the least share that some probes wait for, and the places of these, in order.
@@ -78,6 +86,10 @@ class Needs:
     def is_large(self, probe: Probe) -> bool:
         """Whether one pair of processes asks a probe alone, as far as is estimated."""
         return self.taken(probe) > SHARE_OF_ONE
+
+    def is_bounded(self, probe: Probe) -> bool:
+        """Whether a probe takes little, or what it takes at most was seen."""
+        return not self.is_large(probe) or self.is_known(probe)
 
     def is_known(self, probe: Probe) -> bool:
         """Whether enough was seen to say what a probe takes."""
@@ -107,13 +119,11 @@ class Needs:
         return most if needed + FIXED_BYTES * self.extent.fixed_elements <= room else 1
 
     def _bound(self, probe: Probe) -> float:
-        """Return the share that a probe takes at most by what was seen, 1 where too little was.
+        """Return the share that a probe, of which enough is known, takes at most.
 
         What grows with the rows is at most what was estimated for them, and at most all that was
         taken; the rest stays as it is.
         """
-        if not self.is_known(probe):
-            return ALL
         seen, its_rows = self._seen_of(probe), self._rows_share(probe)
         largest = max(rows for rows, _ in seen)
         most = max(
@@ -135,3 +145,8 @@ class Needs:
 
     def _of_all(self, num_bytes: float) -> float:
         return num_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+def _in_steps(share: float) -> float:
+    """Return a share of the memory that holds this one, of few there are."""
+    return min(ALL, max(SOME, math.ceil(share / STEP) * STEP))

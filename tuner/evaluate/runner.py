@@ -17,7 +17,7 @@ from tuner.errors import says_no_memory
 from tuner.evaluate.job_spec import JobSpec, explained, new_worker, too_fast
 from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
-from tuner.machine.turns import ALL, turns_of
+from tuner.machine.turns import ALL, more_than, turns_of
 from tuner.trial import (
     Build,
     Candidate,
@@ -108,7 +108,7 @@ class Runner:
         self._worker = new_worker(spec.device, on_start=on_start, env=env)
         self._turns = turns_of(spec.device)
         self._memory = ExitStack()  # what is held of the device's, while there is a worker
-        self._has_all_memory = self._is_closed = False
+        self._is_closed = False
         self._impossible_us, self._memory_share = spec.impossible_us, spec.memory_share
         self._num_since_anchor = self._num_shortages = self._generation = 0
         self.baseline: Measurement | None = None
@@ -154,7 +154,7 @@ class Runner:
         except JobFailed as failure:
             if not says_no_memory(failure.message):
                 raise explained(failure) from failure
-        return self._start_alone()
+        return self._start_with_more()
 
     def _prepared(self) -> Measurement:
         """Start the worker and time the baseline; the memory is taken."""
@@ -163,23 +163,32 @@ class Runner:
             self._worker.start()
         return self.time_baseline()
 
-    def _start_alone(self) -> Measurement:
-        """Start anew without other tuners, and with what wastes least of the memory.
+    def _start_with_more(self) -> Measurement:
+        """Start anew where other tuners leave more, with what wastes least of the memory.
 
         The worker ends before: others that wait for memory would wait for what it holds.
         """
-        self._worker.close()
-        self._memory.close()
-        self._memory.enter_context(self._turns.memory(ALL))
-        self._has_all_memory = True
-        env = self._env if ALLOCATOR in os.environ else {**self._env, ALLOCATOR: SPARING}
-        self._worker = new_worker(self._device, on_start=self._on_start, env=env)
-        if self._is_closed:  # meanwhile, by another thread, which saw the first one
+        while True:
             self._worker.close()
-        try:
-            return self._prepared()
-        except JobFailed as failure:
-            raise explained(failure) from failure
+            self._memory.close()
+            self._memory_share = more_than(self._memory_share)
+            self._memory.enter_context(self._turns.memory(self._memory_share))
+            env = self._env if ALLOCATOR in os.environ else {**self._env, ALLOCATOR: SPARING}
+            self._worker = new_worker(self._device, on_start=self._on_start, env=env)
+            if self._is_closed:  # meanwhile, by another thread, which saw the first one
+                self._worker.close()
+            try:
+                measured = self._prepared()
+                if self._has_all_memory or not self._num_shortages:
+                    return measured
+            except JobFailed as failure:
+                if self._has_all_memory or not says_no_memory(failure.message):
+                    raise explained(failure) from failure
+
+    @property
+    def _has_all_memory(self) -> bool:
+        """Whether no other tuner has any of it; a CPU's nobody waits for."""
+        return self._is_cpu or self._memory_share == ALL
 
     def described(self) -> dict[str, Any]:
         """Return the facts and limits of the device, as its worker finds them, JSON-able."""
@@ -208,10 +217,10 @@ class Runner:
             ProblemError: started anew to have all memory, the reference lacks it all the same.
         """
         outcome = self._screen(candidate, build, best_us)
-        if self._has_all_memory or self._is_cpu or not says_no_memory(outcome.reason):
-            return outcome
-        self._start_alone()
-        return self._screen(candidate, build, best_us)
+        while not self._has_all_memory and says_no_memory(outcome.reason):
+            self._start_with_more()
+            outcome = self._screen(candidate, build, best_us)
+        return outcome
 
     def _screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:
         assert build.artefact is not None

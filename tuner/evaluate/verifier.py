@@ -42,7 +42,7 @@ from tuner.evaluate.opened import Opened
 from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.worker import Reply, Worker
 from tuner.machine.host import has_many_cores
-from tuner.machine.turns import ALL, SOME, turns_of
+from tuner.machine.turns import ALL, HALF, SOME, more_than, turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
 
@@ -171,7 +171,7 @@ class Verifier:
         with self._turns.checking(), ExitStack() as stack:
             # What another tuner's check holds all memory for is waited for, not run into.
             start_pairs = functools.partial(self._pairs, stack, contender, most_s, notes)
-            pairs, refusal = with_memory(self._turns, start_pairs)
+            pairs, refusal = with_memory(self._turns, start_pairs, self._spec.memory_share)
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             taken = pairs[0].taken()
@@ -279,7 +279,7 @@ class Verifier:
         ordered = [*probes[:1], *sorted(probes[1:], key=lambda p: p.batch is None)]
         # What needs most comes last: where some is lacking, libraries go on with what needs less.
         share, taken_of = self._needs.share, self._needs.taken
-        return sorted(ordered, key=lambda p: (share(p), max(ALL, taken_of(p))))
+        return sorted(ordered, key=lambda p: (share(p), max(HALF, taken_of(p))))
 
     def _num_pairs(self) -> int:
         """Return how many pairs memory has room for now, a GPU's while they ask of few rows."""
@@ -302,7 +302,7 @@ class Verifier:
         """Yield verdicts, until one is a rejection or a little longer.
 
         What may need much of a GPU's memory waits until other tuners leave as much, and what found
-        none beside them until none of these holds any; what finds none then is asked with less.
+        too little until they leave more; where that is all there is, it is asked with less.
         """
         seconds: dict[str, float] = {}
         to_ask = [*queries]
@@ -325,7 +325,7 @@ class Verifier:
                     self._give_up_memory(pairs)
                 if lacking and share == ALL:
                     is_strict = self._asks_less([query.probe for query in lacking])
-                left, share, is_short = lacking, ALL, True
+                left, share, is_short = lacking, more_than(share), True
         self._seconds = {**self._seconds, **seconds}
 
     def _first_alone(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
@@ -344,7 +344,7 @@ class Verifier:
     ) -> Generator[ProbeResult, None, list[Query] | None]:
         """Yield verdicts as `_answers`; return what no memory was left for, None if rejected."""
         if len(pairs) == 1:
-            is_alone = share == ALL
+            is_alone = share > HALF or not self._needs.is_bounded(queries[0].probe)
             answers = pairs[0].answers(queries, seconds, is_alone=is_alone, is_strict=is_strict)
         else:
             answers = side_by_side(pairs, queries, seconds, is_strict=is_strict)

@@ -31,7 +31,7 @@ from typing import IO
 from tuner.machine.host import cache_folder, usable_cores
 from tuner.machine.platforms import is_gpu
 
-__all__ = ["ALL", "HALF", "LITTLE", "SOME", "Turns", "turns_of"]
+__all__ = ["ALL", "HALF", "LITTLE", "SOME", "Turns", "more_than", "turns_of"]
 
 # Of the memory. Some is what a search or a race takes of which nothing is known; little is a part
 # that the others are made of: who wants half of it waits for none of eight who have little.
@@ -66,6 +66,14 @@ class _Hold:
                 self.num_users -= 1
                 if self.num_users == 0:
                     self.stack.close()
+
+
+def more_than(share: float) -> float:
+    """Return which share of the memory to wait for where one did not suffice: half, then all.
+
+    All of it is there when nobody else is at work: each that waits for it stops all others.
+    """
+    return HALF if share < HALF else ALL
 
 
 def checks_at_once() -> int:
