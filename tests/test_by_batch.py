@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -46,6 +45,7 @@ from tuner.evaluate.modules import module_of
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
+from tuner.evaluate.worker import Reply
 from tuner.export.module import export_text
 from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
@@ -325,6 +325,20 @@ def test_a_file_that_pays_from_some_rows_on_says_so(tmp_path, clock, monkeypatch
     assert times.failures == {}
 
 
+def test_steps_with_kernels_at_one_number_of_rows_are_timed_there_alone(
+    tmp_path, clock, monkeypatch
+):
+    path = tmp_path / "gate.py"
+    path.write_text(text_of(GATE))
+    problem = load_problem(path)
+    monkeypatch.setattr(type(problem), "make_model", lambda *_, **__: Fake(clock, 10.0, 2.0))
+    times = BatchTimes(problem, lambda: Fake(clock, 30.0, 1.0), "cpu", Accuracy())
+    measured = times.measured(["call", "step"], 60.0, fixed=["step"])
+    assert {one.num_rows for one in measured if one.way == "call"} == {16, 32, 37, 64, 128}
+    assert {one.num_rows for one in measured if one.way == "step"} == {37}
+    assert times.failures == {}
+
+
 def test_a_call_of_pytorchs_that_takes_seconds_is_not_timed(tmp_path, clock, monkeypatch):
     """As the gradient of a product of a long row with a zero: others wait for the device."""
     path = tmp_path / "gate.py"
@@ -521,16 +535,28 @@ def test_a_measurement_that_fails_keeps_kernels_from_the_tuned_size_on(run, tmp_
     ("speedup", "rows"), [(2.0, {"call": ANY_ROWS, "step": (16, 16)}), (0.5, None)]
 )
 def test_steps_of_one_number_of_rows_are_told_of_that_alone(speedup, rows, tmp_path):
-    """Elsewhere the file's steps are PyTorch's, which is beside itself there."""
+    """Elsewhere the file's steps are PyTorch's."""
     ours = [at(n, 2.0) for n in (1, 8, 16, 32)] + [at(16, speedup, way="step")]
-    theirs = [at(n, 1.0, way="step") for n in (1, 8, 32)]
-    data = {"measured": [json.loads(to_json(each)) for each in [*ours, *theirs]]}
     file = file_of(task_of(tmp_path), model_new="_STEP_ROWS = 16  # None for any number\n")
-    assert batching._records(data, file) == tuple(ours)
     found = batching._decided(ByBatch(16, tuple(ours)), file, {})
     assert found.rows == (rows or {"call": ANY_ROWS, "step": NO_ROWS})
-    anywhere = file_of(task_of(tmp_path), model_new="_STEP_ROWS = None  # None for any number\n")
-    assert batching._records(data, anywhere) == (*ours, *theirs)
+
+
+@pytest.mark.parametrize(("rows", "fixed"), [("16", ["step"]), ("None", None)])
+def test_steps_of_one_number_of_rows_are_asked_about_there(
+    rows, fixed, run, tmp_path, monkeypatch
+):
+    asks = {}
+
+    def asked(worker, job, payload, **_):
+        asks[job] = payload
+        return Reply({"num_rows": 16, "measured": [], "failures": {}, "refuses_one": False}, [])
+
+    monkeypatch.setattr(batching, "asked", asked)
+    file = file_of(task_of(tmp_path), model_new=f"_STEP_ROWS = {rows}  # None for any number\n")
+    with run.locked() as writer:
+        Batching(run, writer, lambda _: None).kept(file)
+    assert asks["by_batch"].get("fixed") == fixed
 
 
 def test_records_of_runs_before_are_read():

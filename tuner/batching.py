@@ -83,6 +83,8 @@ class Batching:
         ways, most_s = file.ways, MEASURED_S[config.effort]
         loads = {**task.payload(), "file": str(file.unverified_path), "ways": ways}
         asks: dict[str, object] = {"ways": ways}
+        if rows_of_steps(file.planned.family.model_new) is not None:
+            asks["fixed"] = ["step"]  # elsewhere they are PyTorch's, which would be beside itself
         if file.kernels is not None:
             asks["tuned"] = file.kernels.rows
             if (num_kernels := file.kernels.num_kernels) > 1:
@@ -103,7 +105,7 @@ class Batching:
                     data = asked(worker, "by_batch", asks, timeout_s=MOST_S).data
                     failures = data["failures"]
                     found = replace(
-                        found, measured=_records(data, file), refuses_one=data["refuses_one"]
+                        found, measured=_records(data), refuses_one=data["refuses_one"]
                     )
                     if on_ordinary_s:
                         found = _on_ordinary(worker, found, file, failures, on_ordinary_s)
@@ -112,11 +114,8 @@ class Batching:
         return _decided(found, file, failures)
 
 
-def _records(data: dict[str, Any], file: ExportFile) -> tuple[AtBatch, ...]:
-    """Return what was measured of kernels: not PyTorch beside itself, where there are none."""
-    found = (from_json(AtBatch, json.dumps(at)) for at in data["measured"])
-    only = rows_of_steps(file.planned.family.model_new)
-    return tuple(at for at in found if at.way != "step" or only in (None, at.num_rows))
+def _records(data: dict[str, Any]) -> tuple[AtBatch, ...]:
+    return tuple(from_json(AtBatch, json.dumps(at)) for at in data["measured"])
 
 
 def _on_ordinary(
@@ -141,7 +140,7 @@ def _on_ordinary(
             asks = {"rows": rows, "way": way, "most_s": left_s}
             try:
                 reply = asked(worker, "on_ordinary", asks, timeout_s=MOST_S)
-                more = _records(reply.data, file)
+                more = _records(reply.data)
             except TunerError:  # of this data: what the given ones say stays
                 return found
             if not more:

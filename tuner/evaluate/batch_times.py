@@ -109,7 +109,11 @@ class BatchTimes:
         return rows
 
     def measured(
-        self, ways: Sequence[Way], most_s: float, tuned: Sequence[int] = ()
+        self,
+        ways: Sequence[Way],
+        most_s: float,
+        tuned: Sequence[int] = (),
+        fixed: Sequence[Way] = (),
     ) -> list[AtBatch]:
         """Time one number of rows after the other, from the tuned size down, while there is time.
 
@@ -122,6 +126,7 @@ class BatchTimes:
             ways: what is timed.
             most_s: seconds for all; what is compiled at first calls does not count.
             tuned: numbers of rows that are timed beside powers of two.
+            fixed: ways in which the file has kernels at the tuned size alone, and is timed there.
         """
         tuned_rows = self._problem.num_rows()
         assert tuned_rows is not None
@@ -137,7 +142,7 @@ class BatchTimes:
             left_s = max(left_s / 2, left_s - (time.perf_counter() - begun_s))
             if way in self._too_long:
                 self.failures[way] = self._too_long[way][1]
-            below, above = _in_turn(tuned_rows, tuned)
+            below, above = ([], [tuned_rows]) if way in fixed else _in_turn(tuned_rows, tuned)
             row_s = self._row_s.get(way, 0.0)
             for rows in below:
                 num_rounds = self._rounds(way, row_s * rows, left_s / 2)

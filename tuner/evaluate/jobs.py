@@ -243,14 +243,20 @@ class _Child:
         with spoilt_by_cuda_errors(device):
             return {"num_rows": times.get_ready(ways)}, ()
 
-    def by_batch(self, ways: list[Way], most_s: float, tuned: Sequence[int] = ()) -> Answer:
+    def by_batch(
+        self,
+        ways: list[Way],
+        most_s: float,
+        tuned: Sequence[int] = (),
+        fixed: Sequence[Way] = (),
+    ) -> Answer:
         """Time the file that was loaded beside the reference, at many numbers of rows.
 
         `failures` says why a way was not timed: "" where nothing has gradients.
         """
         assert isinstance(self.role, BatchTimes)
         with spoilt_by_cuda_errors(self.role.device):
-            found = self.role.measured(ways, most_s, tuned)
+            found = self.role.measured(ways, most_s, tuned, fixed)
         about = {"failures": self.role.failures, "refuses_one": self.role.refuses_one}
         return {"measured": [json.loads(to_json(at)) for at in found], **about}, ()
 
