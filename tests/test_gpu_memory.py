@@ -14,7 +14,7 @@ from tuner.config.run_config import load_config
 from tuner.errors import WorkerError
 from tuner.evaluate.asking import Fewer, is_of_memory, require_memory, with_memory
 from tuner.machine import gpu_memory
-from tuner.machine.turns import ALL, HALF, LITTLE, Turns
+from tuner.machine.turns import ALL, LITTLE, Turns
 from tuner.tuning import derive_operator, plan
 
 WIDE = """
@@ -41,20 +41,20 @@ def test_a_cpu_has_room_for_every_library():
     assert gpu_memory.num_shortages("cpu") == 0
 
 
-def test_what_ran_out_of_memory_is_timed_again_with_half_and_then_with_all_of_it(tmp_path):
+def test_what_ran_out_of_memory_is_timed_again_with_more_and_then_with_all_of_it(tmp_path):
     turns, seen = Turns(tmp_path), []
 
     def race():
         other = Turns(tmp_path, patience_s=0.2)
         begun_s = time.monotonic()
-        with other.memory(HALF):
+        with other.memory(LITTLE):
             has_waited = time.monotonic() - begun_s > 0.1
         seen.append((turns.has_all_memory, has_waited))
         require_memory(turns, num_shortages=1)
         return "raced"
 
     assert with_memory(turns, race, LITTLE) == "raced"
-    assert seen == [(False, False), (False, False), (True, True)]
+    assert seen == [(False, False), (False, False), (False, False), (True, True)]
     assert not turns.has_all_memory
 
 

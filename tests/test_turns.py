@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tuner.machine.turns import ALL, HALF, LITTLE, SOME, Turns, turns_of
+from tuner.machine.turns import ALL, HALF, LITTLE, MOST, PARTS_OF_FEW, SOME, Turns, turns_of
 
 HOLDER = """
 import sys, time
@@ -19,6 +19,7 @@ from tuner.machine.turns import Turns
 turns = Turns(Path(sys.argv[1]))
 ways = {
     "all": lambda: turns.memory(1.0), "half": lambda: turns.memory(0.5),
+    "most": lambda: turns.memory(0.75),
     "some": turns.memory, "little": lambda: turns.memory(0.0625),
     "check": turns.checking,
 }
@@ -82,10 +83,13 @@ def test_who_times_waits_for_all_others_and_they_for_him(tmp_path, held, theirs,
     ("theirs", "share", "waits"),
     [
         (["all"], ALL, True), (["all"], SOME, True), (["some"], ALL, True), (["half"], ALL, True),
-        (["some"], SOME, False), (["half"], HALF, False), (["half", "some"], SOME, False),
-        (["half", "some"], HALF, True), (["half", "half"], SOME, True), (["some"] * 4, SOME, True),
-        (["half", "half"], LITTLE, True), (["little"] * 8, HALF, False),
-        (["little"] * 9, HALF, True), (["half", "some", "little"], LITTLE, False),
+        (["some"], SOME, False), (["half"], SOME, False), (["half"], HALF, True),
+        (["half", "some"], SOME, True), (["half", "some"], LITTLE, False),
+        (["some"] * 3, SOME, True), (["some"] * 3, 2 * LITTLE, False),
+        (["some"] * 3 + ["little"] * 3, 2 * LITTLE, True),
+        (["some"] * 3 + ["little"] * 4, LITTLE, True), (["most"], LITTLE, False),
+        (["little"] * 4, MOST, False), (["little"] * 5, MOST, True), (["most"], SOME, True),
+        (["little"] * 8, HALF, False), (["little"] * 9, HALF, True), (["little"], ALL, True),
         (["alone"], ALL, False), (["shared"], ALL, False),
     ],
 )  # fmt: skip
@@ -111,6 +115,21 @@ def test_who_waits_for_much_memory_is_not_overtaken_by_who_needs_little(tmp_path
         assert waiting.stdout.readline() == "has it\n"
         waiting.kill()
     assert begins(Turns(tmp_path).memory, LONG_S)
+
+
+def test_who_takes_few_parts_waits_for_nobody_who_waits_for_more(tmp_path, held):
+    held("half")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), "half"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        until_s = time.monotonic() + LONG_S
+        while not Turns(tmp_path).is_memory_wanted and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert not begins(Turns(tmp_path).memory, SHORT_S)
+        with ExitStack() as stack:
+            for _ in range(PARTS_OF_FEW):
+                stack.enter_context(Turns(tmp_path, patience_s=LONG_S).memory(LITTLE))
+            assert not begins(lambda: Turns(tmp_path).memory(LITTLE), SHORT_S)
+        waiting.kill()
 
 
 def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held, monkeypatch):

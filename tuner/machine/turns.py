@@ -3,8 +3,9 @@
 Files of each GPU below `cache_folder()`, locked while it is used; whoever is killed lets go.
 
     device      held alone to time, shared to check
-    memory-0 .. parts of its memory, held alone: one or a few to search, check or race, half or all
-                of them for a question of a check that may take so much
+    memory-0 .. parts of its memory, held alone: one or a few to search, check or race, half, most
+                or all of them for a question of a check that may take so much; the last parts are
+                for who takes few, unless somebody needs them all
     check-0, .. held alone to check, by as many at a time as there are processors for
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
     user-...    held by each process that searches, checks, waits for that or races
@@ -24,19 +25,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 from typing import IO
 
 from tuner.machine.host import cache_folder, usable_cores
 from tuner.machine.platforms import is_gpu
 
-__all__ = ["ALL", "HALF", "LITTLE", "SOME", "Turns", "more_than", "turns_of"]
+__all__ = ["ALL", "HALF", "LITTLE", "MOST", "SOME", "Turns", "more_than", "turns_of"]
 
 # Of the memory. Some is what a search or a race takes of which nothing is known; little is a part
-# that the others are made of: who wants half of it waits for none of eight who have little.
-LITTLE, SOME, HALF, ALL = 0.0625, 0.25, 0.5, 1.0
-MEMORY_PARTS = 16
+# that the others are made of: who wants half of it waits for none of eight who have little. All of
+# it is there when nobody else is at work; most of it leaves the parts of those who take few.
+LITTLE, SOME, HALF, MOST, ALL = 0.0625, 0.25, 0.5, 0.75, 1.0
+MEMORY_PARTS, PARTS_OF_FEW = 16, 4
 LOOK_EVERY_S = 0.002
 CHECKS_OF_OTHERS = 8  # that may come before one's own
 # Most of a check is the work of four processes of the host, which wait for those who time for
@@ -69,11 +71,11 @@ class _Hold:
 
 
 def more_than(share: float) -> float:
-    """Return which share of the memory to wait for where one did not suffice: half, then all.
+    """Return which share of the memory to wait for where one did not suffice.
 
-    All of it is there when nobody else is at work: each that waits for it stops all others.
+    Each that waits for all of it stops all others.
     """
-    return HALF if share < HALF else ALL
+    return next((more for more in (HALF, MOST) if share < more), ALL)
 
 
 def checks_at_once() -> int:
@@ -142,7 +144,7 @@ class Turns:
             with self._waiting():
                 self._take(
                     self._memory.stack, "memory", LOCK_EX,
-                    num_places=MEMORY_PARTS, num_wanted=num_parts,
+                    num_places=MEMORY_PARTS, num_wanted=num_parts, num_of_few=PARTS_OF_FEW,
                 )  # fmt: skip
             self._be_seen(self._memory.stack)
 
@@ -234,10 +236,12 @@ class Turns:
         num_turns: int = 1,
         num_places: int = 1,
         num_wanted: int = 1,
+        num_of_few: int = 0,
     ) -> None:
         """Take the lock of a file, or of as many as are wanted of several places, any of them.
 
-        `num_turns` of others may be waited for without losing patience.
+        `num_turns` of others may be waited for without losing patience. The last `num_of_few`
+        places are for those who want few, who pass the gate by while these are free.
         """
         if self._folder is None:
             return
@@ -245,6 +249,16 @@ class Turns:
             self._folder.mkdir(parents=True, exist_ok=True)
             names = [what] if num_places == 1 else [f"{what}-{n}" for n in range(num_places)]
             files = [stack.enter_context((self._folder / name).open("a")) for name in names]
+            few, rest = files[num_places - num_of_few :], files[: num_places - num_of_few]
+            if num_wanted <= num_of_few // 2:
+                locked: set[IO[str]] = set()
+                if _lock_some(few, how, num_wanted, locked):
+                    return
+                for file in locked:  # which who has the gate may be waiting for
+                    flock(file, LOCK_UN)
+                files = [*few, *rest]
+            elif num_wanted <= len(rest):
+                files = rest
             with (self._folder / f"{what}-gate").open("a") as gate:
                 until_s = time.monotonic() + num_turns * self._patience_s
                 if self._locked([gate], LOCK_EX, until_s):
@@ -257,18 +271,22 @@ class Turns:
     ) -> bool:
         """Lock some of these; False, and no patience from now on, where it takes too long."""
         locked: set[IO[str]] = set()
-        while True:
-            for file in files:
-                with suppress(BlockingIOError):
-                    if len(locked) < num_wanted and file not in locked:
-                        flock(file, how | LOCK_NB)
-                        locked.add(file)
-            if len(locked) == num_wanted:
-                return True
+        while not _lock_some(files, how, num_wanted, locked):
             if time.monotonic() > until_s:
                 self._patience_s = 0.0
                 return False
             time.sleep(LOOK_EVERY_S)
+        return True
+
+
+def _lock_some(files: Sequence[IO[str]], how: int, num_wanted: int, locked: set[IO[str]]) -> bool:
+    """Lock what is free beside what is `locked`; return whether that is as much as is wanted."""
+    for file in files:
+        if len(locked) < num_wanted and file not in locked:
+            with suppress(BlockingIOError):
+                flock(file, how | LOCK_NB)
+                locked.add(file)
+    return len(locked) == num_wanted
 
 
 def _is_held(file: Path) -> bool:
