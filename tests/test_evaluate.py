@@ -223,7 +223,7 @@ from pathlib import Path
 from tuner.machine.turns import Turns
 
 turns, asked = Turns(Path(sys.argv[1])), Path(sys.argv[2])
-with turns.memory(0.75):
+with turns.memory(0.5):
     print("has it", flush=True)
     while not turns.is_memory_wanted:
         time.sleep(0.01)
