@@ -18,6 +18,7 @@ from tiny_operator import NAME, config_text, write_family
 from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run
+from tuner.terminal import watching
 from tuner.trial import Check, Finalist, Interval, Measurement
 from tuner.views import Plain, Screen
 
@@ -117,6 +118,16 @@ def test_a_dry_run_gives_its_counts_as_json_alone(tmp_path):
         ("steps are small", 2)
     ]
     assert data["example"]["params"] == {"template": "sweep", "mode": "ok", "step": 1}
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_what_a_command_shows_second_counts_its_seconds_on(is_json):
+    with watching(is_json=is_json) as first:
+        first.start_s -= 100.0
+    with watching(is_json=is_json, since=first) as view:
+        assert view.start_s == first.start_s
+    with watching(is_json=is_json) as other:
+        assert other.start_s > first.start_s + 100.0
 
 
 def test_verdicts_and_findings_are_json_alone(tmp_path):

@@ -120,18 +120,18 @@ def tune(
         "workloads": data,
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
-    with watching(is_json=json) as view:
+    with watching(is_json=json) as first:
         if module is not None:
-            config = tuning.derive_operator(module, view, mode=mode, **chosen).config
+            config = tuning.derive_operator(module, first, mode=mode, **chosen).config
         elif config is not None:
-            config = tuning.derive_config(config, view, mode=mode, **chosen)
+            config = tuning.derive_config(config, first, mode=mode, **chosen)
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False
         loaded = load_config(config, given)
         if dry_run:
             planned = tuning.plan(loaded, may_assume=True)
-            with watching(is_json=json) as view:
+            with watching(is_json=json, since=first) as view:
                 gain, sources = tuning.preview(planned, view)
             print_plan(planned, is_json=json, gain=gain, sources=sources)
             return
@@ -139,7 +139,7 @@ def tune(
         "overrides": given, "verifies": not record, "devices": devices, "cluster": cluster,
         "certificate": certificate,
     }  # fmt: skip
-    with interruptible() as stop, watching(stop, is_json=json) as view:
+    with interruptible() as stop, watching(stop, is_json=json, since=first) as view:
         how |= {"observer": view, "should_stop": stop}
         if config is not None:
             command = shlex.join(["tune", *sys.argv[1:]])

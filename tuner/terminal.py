@@ -275,22 +275,29 @@ def print_nothing(error: NothingToGainError, *, is_json: bool = False) -> None:
 
 @contextmanager
 def watching(
-    was_stopped: Callable[[], bool] = lambda: False, *, is_json: bool = False
+    was_stopped: Callable[[], bool] = lambda: False, *, is_json: bool = False, since: Any = None
 ) -> Iterator[Any]:
     """Yield what shows progress: live in a terminal, plain lines elsewhere.
 
-    With `is_json` it is lines of JSON on stderr; stdout is for the result.
+    With `is_json` it is lines of JSON on stderr; stdout is for the result. Seconds are counted
+    from its beginning, or from that of the one before (`since`) where a command has several.
     """
     from tuner.tuning import Observer
+
+    def view_of(kind: type, shown: Any) -> Any:
+        made = type("View", (kind, Observer), {})(shown)
+        if since is not None:
+            made.start_s = since.start_s
+        return made
 
     view: Any = None
     try:
         if is_json or not out.is_terminal:
-            view = type("View", (JsonLines if is_json else Plain, Observer), {})(out)
+            view = view_of(JsonLines if is_json else Plain, out)
             yield view
             return
         with Live(console=out, refresh_per_second=8, transient=True) as live:
-            view = type("View", (Screen, Observer), {})(live)
+            view = view_of(Screen, live)
             yield view
     except KeyboardInterrupt as interrupt:
         raise Interrupted(go_on(view.run if view else None)) from interrupt
