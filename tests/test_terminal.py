@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from command_line import environment, tune
 from made_runs import made_run, trials
 from rich.console import Console
 from rich.live import Live
+from test_any_module import text_of
 from tiny_operator import NAME, config_text, write_family
 
+from tuner.capture.rows_text import ROWS_NAME
+from tuner.config.run_config import load_config
 from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run
-from tuner.terminal import watching
+from tuner.terminal import _where, watching
 from tuner.trial import Check, Finalist, Interval, Measurement
+from tuner.tuning import derive_operator, plan
 from tuner.views import Plain, Screen
 
 
@@ -118,6 +124,22 @@ def test_a_dry_run_gives_its_counts_as_json_alone(tmp_path):
         ("steps are small", 2)
     ]
     assert data["example"]["params"] == {"template": "sweep", "mode": "ok", "step": 1}
+
+
+def test_a_plan_says_at_which_sizes_and_steps_its_kernels_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "gate.py"
+    path.write_text(text_of("rms_norm_gate"))
+    planned = plan(load_config(derive_operator(path).config, {"device": "cpu"}))
+    assert _where(planned) == ["a step of training takes kernels of its own for gradients"]
+    text = planned.family.model_new
+    fixed = re.sub("^_STEP_ROWS = .*$", "_STEP_ROWS = 16", text, flags=re.MULTILINE)
+    fixed = fixed.replace(ROWS_NAME, "_OTHER_NAME")
+    family = replace(planned.family, model_new=fixed)
+    assert _where(replace(planned, family=family)) == [
+        "the kernels are for these sizes alone: at others it takes PyTorch's own operations",
+        "a step of training takes kernels of its own for gradients, at 16 rows alone",
+    ]
 
 
 @pytest.mark.parametrize("is_json", [False, True])

@@ -129,11 +129,8 @@ def print_plan(
     if planned.outline is not None and gain is not None:
         from tuner.review.gain import gain_lines, graph_lines
 
-        has_gradients = candidate.plan.extra.get("gradients") is not None
-        steps = "kernels of its own" if has_gradients else "PyTorch's own operations"
-        for line in [*graph_lines(planned.outline), *gain_lines(gain)]:
+        for line in [*graph_lines(planned.outline), *gain_lines(gain), *_where(planned)]:
             out.print(line, markup=False)
-        out.print(f"a step of training takes {steps} for gradients", markup=False)
     if sources:
         for name, path in sources.items():
             out.print(f"source of {name}, with its defaults: {path}", markup=False)
@@ -141,6 +138,22 @@ def print_plan(
     chosen = ", ".join(f"{k} = {v}" for k, v in candidate.params.items())
     out.print(f"\none candidate ({chosen}):\n", markup=False)
     out.print(candidate.source, markup=False)
+
+
+def _where(planned: Planned) -> list[str]:
+    """Say at which sizes, and in which calls, a file of these kernels would take them."""
+    from tuner.capture.rows_text import has_rows
+    from tuner.capture.step_text import rows_of_steps
+
+    text, own = planned.family.model_new, "PyTorch's own operations"
+    lines = []
+    if not has_rows(text):
+        lines.append(f"the kernels are for these sizes alone: at others it takes {own}")
+    if planned.example().plan.extra.get("gradients") is None:
+        return [*lines, f"a step of training takes {own} for gradients"]
+    rows = rows_of_steps(text)
+    at_rows = "" if rows is None else f", at {rows} rows alone"
+    return [*lines, f"a step of training takes kernels of its own for gradients{at_rows}"]
 
 
 def print_start(made: ByHand) -> None:
