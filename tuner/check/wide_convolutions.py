@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -92,29 +91,40 @@ class Geometry:
         self, small: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
     ) -> torch.Tensor:
         """Return the big tensor of that size into which a small one goes."""
-        import torch
-
         around = [*zip(small.shape[2:], weight.shape[2:], *self._numbers, size, strict=True)]
         whole = [max((n - 1) * s + d * (k - 1) + 1, p + b) for n, k, s, p, d, b in around]
         big = small.new_zeros(small.shape[0], weight.shape[1], *whole)
-        places = [*itertools.product(*map(range, weight.shape[2:]))]
+        # Along one or two directions all places are folded at once, and lie side by side.
+        step = self.stride[0] if len(size) > 2 else 1
         for part in _parts(small.shape, weight):
-            some = small[part]
-            made = torch.matmul(weight.flatten(1).t(), some.flatten(2))
-            made = made.unflatten(2, some.shape[2:]).unflatten(1, weight.shape[1:])
-            first = (part[2].start, *(0,) * (len(size) - 1))
-            for place in places:
-                begin = [
-                    f * s + p * d
-                    for f, p, s, d in zip(first, place, self.stride, self.dilation, strict=True)
-                ]
-                own = [
-                    slice(b, b + (n - 1) * s + 1, s)
-                    for b, n, s in zip(begin, some.shape[2:], self.stride, strict=True)
-                ]
-                big[(part[0], slice(None), *own)] += made[(slice(None), slice(None), *place)]
+            for place, made in enumerate(self._folded(small[part], weight)):
+                begin = part[2].start * self.stride[0] + place * self.dilation[0]
+                rows = slice(begin, begin + (made.shape[2] - 1) * step + 1, step)
+                big[(part[0], slice(None), rows, *map(slice, made.shape[3:]))] += made
         kept = [slice(p, p + b) for p, b in zip(self.padding, size, strict=True)]
         return big[(slice(None), slice(None), *kept)].contiguous()
+
+    def _folded(self, small: torch.Tensor, weight: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield what a small tensor makes of a big one; of three directions, by places of one."""
+        import torch
+
+        if is_solid := small.ndim == 5:  # the planes of a sample are samples
+            planes, filters = small.transpose(1, 2).flatten(0, 1), [*weight.unbind(2)]
+        else:
+            planes, filters = small, [weight]
+        if is_line := small.ndim == 3:
+            planes, filters = planes.unsqueeze(2), [weight.unsqueeze(2)]
+        stride, dilation = ((1, *numbers)[-2:] for numbers in (self.stride, self.dilation))
+        for each in filters:
+            around = zip(planes.shape[2:], each.shape[2:], stride, dilation, strict=True)
+            made = torch.nn.functional.fold(
+                torch.matmul(each.flatten(1).t(), planes.flatten(2)),
+                [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in around],
+                each.shape[2:], stride=stride, dilation=dilation,
+            )  # fmt: skip
+            if is_solid:
+                made = made.unflatten(0, (len(small), -1)).transpose(1, 2)
+            yield made.squeeze(2) if is_line else made
 
     @property
     def _numbers(self) -> tuple[tuple[int, ...], ...]:
