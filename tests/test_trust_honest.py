@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -155,6 +156,23 @@ def test_a_new_module_has_the_ties_of_the_one_that_it_replaces(tmp_path):
     assert tied_as(model) == apart
     tie_as(model, whole)
     assert tied_as(model) == whole and model.a.weight is model.b.weight
+
+
+def test_a_copy_shares_nothing_of_its_original_that_is_empty_yet():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    model.notes, model.seen = OrderedDict(), set()
+    model.same = model.notes
+    model.notes.told = ["by an attribute"]
+    other = copied(model)
+    assert vars(other).keys() == vars(model).keys() and other.same is other.notes
+    for mine, theirs in zip(model.modules(), other.modules(), strict=True):
+        for name, value in vars(mine).items():
+            if isinstance(value, (dict, set)):
+                assert vars(theirs)[name] is not value and type(vars(theirs)[name]) is type(value)
+    assert other.notes.told == ["by an attribute"] and other.notes.told is not model.notes.told
+    other[0].register_forward_hook(lambda *_: torch.zeros(3))
+    x = torch.ones(1, 2)
+    assert torch.equal(other(x), torch.zeros(3)) and model(x).shape == (1, 3)
 
 
 DIVIDED = reference(

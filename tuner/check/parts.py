@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ __all__ = [
     "wrap",
 ]
 
+# A module has a dozen of them, for hooks, whose general way to a copy is most of the time of one.
+EMPTY = (dict, OrderedDict, set)
 MORE_OUTPUTS = 3  # of a Linear that takes another's place
 Next = Callable[[list[str]], str]  # picks a name; "" where there is none
 
@@ -40,12 +42,12 @@ def copied(model: torch.nn.Module) -> torch.nn.Module:
     """
     import torch
 
-    made = {
-        id(value): value.detach().clone()
-        for part in model.modules()
-        for value in vars(part).values()
-        if isinstance(value, torch.Tensor) and not value.is_leaf
-    }
+    made: dict[int, Any] = {}
+    for value in (value for part in model.modules() for value in vars(part).values()):
+        if isinstance(value, torch.Tensor) and not value.is_leaf:
+            made[id(value)] = value.detach().clone()
+        elif type(value) in EMPTY and not value and not getattr(value, "__dict__", None):
+            made[id(value)] = type(value)()
     return copy.deepcopy(model, made)
 
 
