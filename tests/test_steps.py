@@ -583,9 +583,56 @@ def test_data_want_no_gradient_and_cost_none(name, tmp_path):
         found.append([p.grad for p in model.parameters()])
     assert_as_exact(*found)
     assert len(calls) == 1 and not taken.num_calls
-    next(taken.mine.parameters()).requires_grad_(False)  # a frozen weight: PyTorch's own step
+    weight = max(taken.mine.parameters(), key=torch.numel)
+    weight.requires_grad_(False)  # a frozen weight of a product: PyTorch's own step
     answers(taken.mine(*inputs))[0].sum().backward()
     assert len(calls) == 1
+
+
+@pytest.fixture(scope="module")
+def gated_norm(tmp_path_factory) -> Taken:
+    text = TEXT.format(
+        init="self.l, self.n = nn.Linear(40, 48), nn.LayerNorm(48)",
+        names="x, y",
+        forward="return self.n(self.l(x)) * y",
+        inputs="torch.randn(64, 40), torch.randn(64, 48)",
+    )
+    return Taken(tmp_path_factory.mktemp("gated"), "gated_norm", text)
+
+
+@pytest.mark.parametrize(
+    ("of_inputs", "frozen", "takes"),
+    [
+        ("x, y", [], True), ("x", [], True), ("", [], True), ("y", [], False),
+        ("x", ["n.weight"], True), ("", ["l.bias", "n.weight", "n.bias"], True),
+        ("x, y", ["l.weight"], False), ("x", ["l.weight", "l.bias", "n.weight", "n.bias"], False),
+    ],
+)  # fmt: skip
+def test_some_want_gradients_and_others_do_not(of_inputs, frozen, takes, gated_norm):
+    """Kernels compute no product in vain, nor does PyTorch; what else they compute is little."""
+    taken, calls = gated_norm, []
+    before = taken.num_calls
+    real = taken.module["fused_weight_gradients"]
+    taken.module["fused_weight_gradients"] = lambda *args: calls.append(1) or real(*args)
+    found = []
+    try:
+        for model in (taken.mine, taken.own, taken.wide):
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+                parameter.grad = None
+            given = [x.to(model.n.weight.dtype) for x in taken.problem.make_inputs(1)]
+            for name, x in zip("xy", given, strict=True):
+                x.requires_grad_(name in of_inputs)
+            model(*given).sin().sum().backward()
+            grads = [x.grad for x in (*given, *model.parameters())]
+            assert [g is None for g in grads[:2]] == [name not in of_inputs for name in "xy"]
+            found.append([g for g in grads if g is not None])
+    finally:
+        taken.module["fused_weight_gradients"] = real
+        for model in (taken.mine, taken.own, taken.wide):
+            model.requires_grad_(True)
+    assert_as_exact(*found)
+    assert (taken.num_calls - before + len(calls) == 1) is takes
 
 
 def test_a_task_of_a_step_that_is_equal_to_the_forwards_has_no_parameters_of_its_own(tmp_path):

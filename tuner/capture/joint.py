@@ -7,7 +7,7 @@ forward returns, and results of PyTorch's own operations, such as products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from tuner.problem.returned import tensors_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Captured", "Joint", "captured_of", "of_weights"]
+__all__ = ["Captured", "Joint", "captured_of", "costly", "of_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,17 @@ def of_weights(joint: Joint) -> Joint | None:
     return replace(
         joint, gradients=replace(graph, nodes=nodes, outputs=outputs), gradient_of=gradient_of
     )
+
+
+def costly(joint: Joint, calls: Collection[str]) -> set[str]:
+    """Return whose gradients take one of these calls, by name, that no other gradient takes."""
+
+    def num_calls(gradients: set[str]) -> int:
+        return sum(node.name in calls for node in live(joint.gradients.nodes, gradients))
+
+    found = joint.gradient_of.items()
+    most = num_calls({*joint.gradient_of.values()})
+    return {n for n, _ in found if num_calls({g for other, g in found if other != n}) < most}
 
 
 def captured_of(problem: Problem, graph: Graph) -> Captured:

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.capture.graph import Graph, Node, live
 from tuner.capture.half_products import makers_of
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
-from tuner.capture.joint import Joint, of_weights
+from tuner.capture.joint import Joint, costly, of_weights
 from tuner.capture.module_text import (
     argument_of,
     given_in_step,
@@ -168,6 +168,7 @@ def step_text(
         lines += [*(f"    {line}," for line in found), ")"]
         return "".join(f"{indent}{line}\n" for line in lines)
 
+    calls = {call.name for call in plan.gradients.calls}
     backward = back(plan, "fused_gradients", "        ")
     if plan.of_weights is not None:
         less = back(plan.of_weights, "fused_weight_gradients", " " * 12)
@@ -192,11 +193,9 @@ def step_text(
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
         updated=sorted(graph.buffer_updates),
-        # PyTorch computes no product for a gradient that is not wanted.
-        num_wanted=sum(t.name in joint.gradient_of for t in graph.inputs),
         spares_inputs=plan.of_weights is not None,
-        needed="all" if plan.gradients.calls else "any",
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
+        costly=[i for i, t in enumerate(given) if t.name in costly(joint, calls)],
     )
 
 
@@ -282,7 +281,7 @@ def without_steps(model_new: str) -> str:
 _STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
-_NUM_INPUTS = {num_wanted}  # of these
+_COSTLY = {costly}  # of these: PyTorch computes no product for a gradient that is not wanted
 _STEP_ROWS = {rows}  # None for any number
 
 
@@ -292,12 +291,13 @@ def can_step(given):
         return False
     if _STEP_ROWS not in (None, len(given[{place_of_rows}])):
         return False
-    wanted = [given[place].requires_grad for place in _DIFFERENTIABLE]
     if any([x.is_inference() for x in given]):  # which cannot be saved; PyTorch may not need to
         return False
-    if {spares_inputs} and not any(wanted[:_NUM_INPUTS]):  # as data
-        wanted = wanted[_NUM_INPUTS:]
-    return {needed}(wanted)
+    wanted = {{place for place in _DIFFERENTIABLE if given[place].requires_grad}}
+    costly = _COSTLY
+    if {spares_inputs} and not any([place < {num_inputs} for place in wanted]):  # as data
+        costly = [place for place in _COSTLY if place >= {num_inputs}]
+    return bool(wanted) and wanted.issuperset(costly)
 
 
 class AsReference(nn.Module):
