@@ -36,7 +36,14 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.ranges import ranges_in
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
-from tuner.capture.step_text import StepPlan, planned, step_text, takes_steps, why_not_planned
+from tuner.capture.step_text import (
+    StepPlan,
+    planned,
+    step_text,
+    stepped,
+    takes_steps,
+    why_not_planned,
+)
 from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
@@ -128,8 +135,11 @@ def derived(
         own, plan = stages if is_mine else stages_of(of), planned(joint)
         parts = _parts(of, own, plan)
         step = "" if plan is None else step_text(of, own, plan, batch, is_fixed=is_fixed)
+        made_in_step = [] if plan is None else stepped(of, own, plan)
         batches = (batch, None if is_fixed else batch)
-        module = model_new(of, own, reference, settings, has_modes, batch, step, beside)
+        module = model_new(
+            of, own, reference, settings, has_modes, batch, step, made_in_step, beside
+        )
         _refuse_names(reference, module, name)
         made = {"op.yaml": _op_yaml(of, parts, op, batches), "model_new.py": module}
         for maker, products in makers_of(of, own.calls).items():

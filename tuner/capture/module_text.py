@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
+from typing import Any
 
 from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.known_text import KNOWN_TEXT
@@ -24,8 +25,9 @@ from tuner.capture.stages import Stages
 from tuner.capture.usual_text import BESIDE_TEXT, USUAL_TEXT
 
 __all__ = [
-    "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch", "model_new",
-    "result_of", "results_of", "rows_of", "state_text", "usual_text",
+    "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch", "made_whole",
+    "model_new", "result_of", "results_of", "rows_of", "state_text", "usual_text",
+    "view_of",
 ]  # fmt: skip
 
 
@@ -86,6 +88,29 @@ def result_of(value: Tensor | Node, source: str) -> str:
     return f"{source}{as_bool}.view({shape})"
 
 
+def made_whole(graph: Graph, stages: Stages) -> list[bool]:
+    """Return of each output whether what makes it gives it its own shape."""
+    found = []
+    for real, name in zip(stages.outputs, graph.outputs, strict=True):
+        value = graph.value(name)
+        is_whole = bool(stages.calls and value.shape) and value.dtype != "bool"
+        found.append(is_whole and graph.value(real).shape == value.shape)
+    return found
+
+
+def view_of(step: Node) -> str:
+    """Write a view or a cast of a tensor, behind it."""
+    a: Any = step.attrs
+    if step.op == "cast":
+        return f".to(torch.{step.dtype})"
+    if step.op == "slice":
+        place = f"{a['start']}:{a['stop']}:{a['step']}"
+        return f"[{':, ' * a['axis']}{place}]"
+    given = a["axes"] if step.op == "permute" else step.shape
+    name = "reshape" if step.op == "view" else step.op  # of what lies in another order, a copy
+    return f".{name}({tuple(given)})"
+
+
 def given_in_step(graph: Graph) -> list[Tensor]:
     """Return what a step of training is given, in order: what it may be differentiated by."""
     return [*graph.inputs, *graph.parameters, *graph.buffers]
@@ -99,6 +124,7 @@ def model_new(
     has_modes: bool,
     batch: int | None,
     step: str,
+    stepped: Sequence[str],
     beside: Mapping[str, str],
 ) -> str:
     """Return the text of a module around an operator.
@@ -111,6 +137,7 @@ def model_new(
         has_modes: whether those name modes.
         batch: how many rows inputs have that may have another number; None where none may.
         step: the text of `Step`, "" where the reference takes steps of training.
+        stepped: what forward returns of what that makes, each in its own shape.
         beside: modules that the file imports from its own folder, with their hashes.
     """
     names = [a.name for a in graph.arguments]
@@ -131,12 +158,10 @@ def model_new(
         arguments.append(argument_of(graph, stages, tensor, source, batch, rows))
     written = [o.name for o in results_of(stages)]
     results = []
-    for name, given in zip(stages.outputs, graph.outputs, strict=True):
-        value, source = graph.value(given), f"made[{written.index(name)}]"
-        is_whole = bool(stages.calls and value.shape) and value.dtype != "bool"
-        is_made_so = is_whole and graph.value(name).shape == value.shape
-        results.append(source if is_made_so else result_of(value, source))
-    stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
+    whole = made_whole(graph, stages)
+    for name, given, is_whole in zip(stages.outputs, graph.outputs, whole, strict=True):
+        source = f"made[{written.index(name)}]"
+        results.append(source if is_whole else result_of(graph.value(given), source))
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
     buffers = [state_text(buffer) for buffer in stages.updates]

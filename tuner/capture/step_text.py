@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress
 
-from tuner.capture.graph import Graph, Node, live
+from tuner.capture.graph import Graph, live
 from tuner.capture.half_products import makers_of
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
 from tuner.capture.joint import Joint, costly, of_weights
@@ -16,16 +16,18 @@ from tuner.capture.module_text import (
     argument_of,
     given_in_step,
     given_of,
+    made_whole,
     result_of,
     results_of,
     rows_of,
+    view_of,
 )  # fmt: skip
 from tuner.capture.partitions import traffic_bytes
 from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = [
-    "StepPlan", "planned", "rows_of_steps", "step_text", "takes_steps", "why_not_planned",
-    "without_steps",
+    "StepPlan", "planned", "rows_of_steps", "step_text", "stepped", "takes_steps",
+    "why_not_planned", "without_steps",
 ]  # fmt: skip
 
 NOTHING = "its gradients are nothing but calls of PyTorch's own operations"
@@ -110,11 +112,12 @@ def step_text(
     """
     joint = plan.joint
     of_step = None if is_fixed else batch
+    rows = batch if plan.forward is None else of_step
     given = given_in_step(graph)
     known = {t.name: t.name for t in graph.inputs}
     known |= {t.name: f"state_{i}" for i, t in enumerate(given[len(graph.inputs) :])}
     names = ", ".join(known.values())
-    forward, stages = (graph, own) if plan.forward is None else (joint.forward, plan.forward)
+    forward, stages = _forward_of(graph, own, plan)
     made = _made(forward, stages)
     returned = [made[name] for name in forward.outputs[: len(joint.incoming)]]
     without = [place for place, name in zip(returned, joint.incoming, strict=True) if not name]
@@ -128,10 +131,12 @@ def step_text(
     kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
     kept |= {name: f"copy_{i}" for i, name in enumerate(joint.copies)}
     # What comes in has the shape in which the call gave its result.
-    incoming = {
-        name: result_of(joint.gradients.value(name), f"grads[{i}].contiguous()")
-        for i, name in enumerate(joint.incoming)
-        if name
+    whole = made_whole(forward, stages)
+    incoming = {name: f"grads[{i}].contiguous()" for i, name in enumerate(joint.incoming) if name}
+    incoming |= {
+        name: result_of(joint.gradients.value(name), incoming[name])
+        for name, is_whole in zip(joint.incoming, whole, strict=False)
+        if name and not is_whole
     }
     needed = given_of(joint.gradients, plan.gradients)
     read = [(known | kept)[t.name] for t in needed if t.name not in incoming]
@@ -139,10 +144,11 @@ def step_text(
         if f"result_{i}" in read:
             # A view of what is returned would hold this step, which holds the view: for ever.
             source = f"{made[name]}.detach()" if made[name] in returned else made[name]
-            results.append(f"        result_{i} = {result_of(forward.value(name), source)}\n")
+            source = source if whole[i] else result_of(forward.value(name), source)
+            results.append(f"        result_{i} = {source}\n")
     for name, steps in joint.copies.items():
         if kept[name] in read:
-            source = known[steps[0].refs[0]] + "".join(map(_viewed, steps))
+            source = known[steps[0].refs[0]] + "".join(map(view_of, steps))
             copy = f"{source}.clone(memory_format=torch.contiguous_format)"
             results.append(f"        {kept[name]} = {copy}\n")
 
@@ -154,6 +160,7 @@ def step_text(
         """Write the call of a backward, and what it returns."""
         joint, found = plan.joint, ["None"]
         made = _made(joint.gradients, plan.gradients)
+        done = {*compress(joint.gradients.outputs, made_whole(joint.gradients, plan.gradients))}
         values = known | kept | incoming
         arguments = _arguments(graph, joint.gradients, plan.gradients, values, of_step)
         for place, tensor in enumerate(given, 1):
@@ -162,7 +169,7 @@ def step_text(
                 found.append("None")
                 continue
             source = incoming.get(viewed(joint.gradients, gradient).name) or made[gradient]
-            value = result_of(tensor, source)
+            value = source if gradient in done else result_of(tensor, source)
             found.append(f"{value} if ctx.needs_input_grad[{place}] else None")
         lines = [f"made = {call}({arguments})", "return ("]
         lines += [*(f"    {line}," for line in found), ")"]
@@ -178,9 +185,7 @@ def step_text(
         names=names,
         before="".join(f"        {known[b]}_before = {known[b]}.clone()\n" for b in kept_state),
         call="fused_op" if plan.forward is None else "fused_kept",
-        arguments=_arguments(
-            graph, forward, stages, known, batch if plan.forward is None else of_step
-        ),
+        arguments=_arguments(graph, forward, stages, known, rows),
         place_of_rows=next((i for i, t in enumerate(graph.inputs) if t.shape), 0),
         rows=joint.forward.batch if is_fixed else None,
         results="".join(results),
@@ -199,6 +204,18 @@ def step_text(
     )
 
 
+def stepped(graph: Graph, own: Stages, plan: StepPlan) -> list[str]:
+    """Return what forward returns of what `Step` makes, each result in its own shape."""
+    made = [(f"made[{i}]", graph.value(name)) for i, name in enumerate(graph.outputs)]
+    each = zip(made, made_whole(*_forward_of(graph, own, plan)), strict=False)
+    return [source if is_whole else result_of(y, source) for (source, y), is_whole in each]
+
+
+def _forward_of(graph: Graph, own: Stages, plan: StepPlan) -> tuple[Graph, Stages]:
+    """Return the graph of a step's forward, and its tasks."""
+    return (graph, own) if plan.forward is None else (plan.joint.forward, plan.forward)
+
+
 def _state_before(graph: Graph, joint: Joint, gradients: Stages) -> list[str]:
     """Return the buffers that a call updates and whose value before it a backward may need.
 
@@ -208,19 +225,6 @@ def _state_before(graph: Graph, joint: Joint, gradients: Stages) -> list[str]:
     used = {*graph.outputs, *(name for node in behind for name in node.refs)}
     used |= {t.name for t in given_of(joint.gradients, gradients)}
     return [t.name for t in graph.buffers if t.name in graph.buffer_updates and t.name in used]
-
-
-def _viewed(step: Node) -> str:
-    """Write a view or a cast of a tensor, behind it."""
-    a: Any = step.attrs
-    if step.op == "cast":
-        return f".to(torch.{step.dtype})"
-    if step.op == "slice":
-        place = f"{a['start']}:{a['stop']}:{a['step']}"
-        return f"[{':, ' * a['axis']}{place}]"
-    given = a["axes"] if step.op == "permute" else step.shape
-    name = "reshape" if step.op == "view" else step.op  # of what lies in another order, a copy
-    return f".{name}({tuple(given)})"
 
 
 def _is_seen_by_all(joint: Joint) -> bool:
