@@ -285,7 +285,7 @@ def without_steps(model_new: str) -> str:
 _STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
-_COSTLY = {costly}  # of these, whose gradients take products of their own: none is computed in vain
+_COSTLY = {costly}  # of these: their gradients take products, of which none is made in vain
 _STEP_ROWS = {rows}  # None for any number
 
 
