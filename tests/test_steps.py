@@ -565,6 +565,62 @@ def test_results_that_depend_on_different_weights_leave_steps_to_the_reference(t
     assert joint is not None and planned(joint) is None
 
 
+def test_a_result_that_is_computed_from_another_leaves_steps_to_the_reference(tmp_path):
+    """Its gradient by that one is part of what PyTorch gives: to hooks, and to who asks for it."""
+    path = tmp_path / "scored.py"
+    forward = "h = torch.relu(x * self.w); return h, h.abs().mean(-1), h.argmax(-1)"
+    init, inputs = "self.w = nn.Parameter(torch.rand(40))", "torch.randn(64, 40)"
+    path.write_text(TEXT.format(init=init, names="x", forward=forward, inputs=inputs))
+    problem = load_problem(path)
+    joint = captured_of(problem, capture(problem)).joint
+    assert why_not_planned(joint) == "one of its results is computed from another"
+    path = tmp_path / "two.py"
+    path.write_text(TEXT.format(
+        init=init, names="x", inputs=inputs,
+        forward="h = torch.relu(x * self.w); return h * 2.0, h.abs().mean(-1), h.argmax(-1)",
+    ))  # fmt: skip
+    problem = load_problem(path)
+    assert planned(captured_of(problem, capture(problem)).joint) is not None
+
+
+@pytest.mark.parametrize(
+    "factor", ["torch.exp(-self.p)", "torch.sigmoid(-self.p)", "torch.exp(2.0 * self.p)"]
+)
+def test_a_factor_may_be_computed_from_a_computed_weight(factor, tmp_path):
+    """One reader of it would compute it again, from a few numbers, and another one keeps it."""
+    text = TEXT.format(
+        init="self.p = nn.Parameter(torch.rand(512))",
+        names="x",
+        forward=f"y = x * {factor}; return (y * y).mean(1)",
+        inputs="torch.randn(96, 512)",
+    )
+    taken = Taken(tmp_path, "factor", text)
+    inputs = taken.inputs(3)
+    mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+    assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
+    assert taken.num_calls == 1
+
+
+def test_products_are_less_the_largest_of_them_as_forward_rounded_it(tmp_path):
+    """Joined with the subtraction a product of large logits lost what a kept maximum knew."""
+    text = TEXT.format(
+        init="self.t = nn.Parameter(torch.zeros(()))",
+        names="x, y",
+        forward="return -(y * torch.log_softmax(x * torch.exp(self.t), -1)).sum(-1)",
+        inputs="torch.randn(64, 512) * 100.0, torch.softmax(torch.randn(64, 512), -1)",
+    )
+    taken = AsBuilt(tmp_path, "temperature", text)
+    for model in (taken.mine, taken.own, taken.wide):
+        model.t.data.fill_(1.0)
+    inputs = taken.inputs(3)
+    mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+    wide = gradients(taken.wide, in_float64(inputs))
+    assert_as_exact(mine, own, wide)
+    errors = [(g[0].double() - wide[0]).norm() / wide[0].norm() for g in (mine, own)]
+    assert errors[0] < 2.0 * errors[1]
+    assert taken.num_calls == 1
+
+
 @pytest.mark.parametrize("name", ["linear_relu_linear", "convolution_relu_scale"])
 def test_data_want_no_gradient_and_cost_none(name, tmp_path):
     taken = Taken(tmp_path, name)

@@ -17,6 +17,7 @@ from tuner.capture.index_space import ALIASES
 from tuner.capture.keeping import divided, reduced
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
+from tuner.capture.precision import with_products
 from tuner.capture.recurrent import is_recurrent
 from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
@@ -278,6 +279,10 @@ class _Step(Operators):
         incoming: Sequence[Tensor | None],
         grads: Sequence[Tensor],
     ) -> Joint | None:
+        # As in forward, though its extreme or mean may be kept and is no node of the backward.
+        given = (*self.graph.inputs, *grads)
+        whole = replace(self.graph, constants=(), inputs=given, nodes=tuple(nodes))
+        nodes = [*with_products(whole).nodes]
         by_name = {n.name: n for n in nodes}
         behind = {t.name for t in grads}  # what depends on incoming gradients
         for node in nodes:

@@ -125,5 +125,9 @@ def divided(
                 computed, held = again(ref, 0) or (set(), {ref})
             needed |= {n: by_name[n] for n in computed}
             kept |= dict.fromkeys(held)
+    # What one reader would compute again, from a few numbers, and another one keeps, is read.
+    again_of = {name: node.refs for name, node in needed.items() if name not in kept}
+    reached = {*in_order(wanted, lambda name: again_of.get(name, ()))}
     order = [*small, *by_name]
-    return sorted(kept, key=order.index), needed
+    found = sorted(kept.keys() & reached, key=order.index)
+    return found, {name: needed[name] for name in needed if name in again_of and name in reached}

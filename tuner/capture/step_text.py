@@ -23,6 +23,7 @@ from tuner.capture.module_text import (
     view_of,
 )  # fmt: skip
 from tuner.capture.partitions import traffic_bytes
+from tuner.capture.results_of_steps import has_result_of_another, is_seen_by_all
 from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = [
@@ -63,8 +64,10 @@ def _planned(joint: Joint) -> StepPlan | str:
     arguments = {a.name for a in joint.forward.arguments}
     if taken := arguments & {"ctx", "module", "made", "grads"}:  # names of the text below
         return f"an argument of forward is called {min(taken)}, as generated text calls its own"
-    if not _is_seen_by_all(joint):
+    if not is_seen_by_all(joint):
         return "not each of its results depends on every input and parameter"
+    if has_result_of_another(joint):  # whose gradient would not reach that one
+        return "one of its results is computed from another"
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
         forward = None if is_own else _cut(joint.forward)
@@ -225,22 +228,6 @@ def _state_before(graph: Graph, joint: Joint, gradients: Stages) -> list[str]:
     used = {*graph.outputs, *(name for node in behind for name in node.refs)}
     used |= {t.name for t in given_of(joint.gradients, gradients)}
     return [t.name for t in graph.buffers if t.name in graph.buffer_updates and t.name in used]
-
-
-def _is_seen_by_all(joint: Joint) -> bool:
-    """Whether each result depends on everything that has a gradient.
-
-    Else a result may have no gradient where another has one, and an autograd function cannot tell.
-    """
-    own = {o for o, name in zip(joint.forward.outputs, joint.incoming, strict=False) if name}
-    for given in joint.gradient_of if len(own) > 1 else ():
-        behind = {given}
-        for node in joint.forward.nodes:
-            if behind & {*node.refs}:
-                behind.add(node.name)
-        if not own <= behind:
-            return False
-    return True
 
 
 def _arguments(
