@@ -487,6 +487,32 @@ def test_a_backward_is_refused_where_pytorch_refuses_it(gate):
             y.sum().backward()
 
 
+def test_gradients_of_gradients_are_refused_where_what_forward_read_was_edited(tmp_path):
+    """PyTorch reads no bias again; who computes from it would go on with another one, unseen."""
+    taken = Taken(tmp_path, "bias_gelu")
+    (x,) = leaves_of(taken.inputs(1))
+    y = answers(taken.mine(x))[0]
+    with torch.no_grad():
+        taken.mine.b.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: b is at version"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    y = answers(taken.mine(x))[0]
+    with pytest.raises(RuntimeError, match="inplace operation: x is at version"):
+        with torch.no_grad():
+            x.add_(1.0)
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    y = answers(taken.mine(x))[0]
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert first.requires_grad
+
+
+@pytest.mark.parametrize("name", ["rms_norm_gate", "linear_relu_linear", "cross_entropy"])
+def test_results_are_detached_in_place(name, tmp_path):
+    taken = Taken(tmp_path, name)
+    y = answers(taken.mine(*leaves_of(taken.inputs(1))))[0]
+    assert y.requires_grad and not y.detach_().requires_grad
+
+
 def test_frozen_parts_and_edited_results_are_as_in_pytorch(gate):
     inputs = gate.problem.make_inputs(1)
     for place in range(3):

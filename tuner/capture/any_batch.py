@@ -53,7 +53,7 @@ def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | No
     step = one.lstrip()
     is_view = step.startswith(_VIEWS)
     is_plan = step.startswith((*_PLAN, *_ESTIMATES)) or _TENSOR.match(one) is not None
-    is_result = ".view((" in one
+    is_result = ".view((" in one or "_unsafe_view.default(" in one
     if not (is_plan or is_result):
         return None
     mine, its = _NUMBER.split(one), _NUMBER.split(other)

@@ -23,7 +23,7 @@ from tuner.capture.module_text import (
     view_of,
 )  # fmt: skip
 from tuner.capture.partitions import traffic_bytes
-from tuner.capture.results_of_steps import has_result_of_another, is_seen_by_all
+from tuner.capture.results_of_steps import has_result_of_another, is_seen_by_all, returned_by
 from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = [
@@ -200,6 +200,8 @@ def step_text(
         backward=backward,
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
+        inputs_and_state=[t.name for t in given],
+        input_names=[t.name for t in graph.inputs],
         updated=sorted(graph.buffer_updates),
         spares_inputs=plan.of_weights is not None,
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
@@ -209,9 +211,8 @@ def step_text(
 
 def stepped(graph: Graph, own: Stages, plan: StepPlan) -> list[str]:
     """Return what forward returns of what `Step` makes, each result in its own shape."""
-    made = [(f"made[{i}]", graph.value(name)) for i, name in enumerate(graph.outputs)]
-    each = zip(made, made_whole(*_forward_of(graph, own, plan)), strict=False)
-    return [source if is_whole else result_of(y, source) for (source, y), is_whole in each]
+    saved = {t.name for t in given_of(plan.joint.gradients, plan.gradients)}
+    return returned_by(graph, *_forward_of(graph, own, plan), saved)
 
 
 def _forward_of(graph: Graph, own: Stages, plan: StepPlan) -> tuple[Graph, Stages]:
@@ -308,6 +309,7 @@ class Step(torch.autograd.Function):
     def forward(ctx, module, {names}):
 {before}        made = detached({call}, {arguments})
 {results}        ctx.module, ctx.given = module, ({names},)
+        ctx.versions = [x._version for x in ctx.given]
         ctx.modes = [(part, part.training) for part in module.modules()]
         ctx.has_inputs = not is_packed()
         if ctx.has_inputs:
@@ -359,6 +361,17 @@ def by_reference(ctx, given, grads):
     # Gradients that are themselves differentiated, through the reference's own operations.
     is_differentiated = torch.is_grad_enabled()
     kind = torch.device(fused_device).type
+    for name, x, version in zip({inputs_and_state}, given, ctx.versions):
+        # Inputs that were packed come back as other tensors.
+        if name in {updated} or (name in {input_names} and not ctx.has_inputs):
+            continue
+        if x._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {{name}} is at version {{x._version}}; expected version "
+                f"{{version}} instead. Gradients of gradients, and those of a backward under "
+                "autocast, are computed from the values of the call"
+            )
     now = [(part, part.training) for part in ctx.module.modules()]
     inputs, state = given[:{num_inputs}], given[{num_inputs}:]
     lent = {{f"module.{{name}}": x for name, x in zip({state}, state)}}
