@@ -28,7 +28,7 @@ from benchmarks.kills import (
     repeated,
     write_problem,
 )
-from tuner.by_batch import ANY_ROWS, NO_ROWS, ByBatch
+from tuner.by_batch import ANY_ROWS, NO_ROWS, AtBatch, ByBatch
 from tuner.config.run_config import load_config
 from tuner.environment import Environment
 from tuner.evaluate import modules
@@ -516,3 +516,24 @@ def test_ctrl_c_in_the_verification_ends_with_what_was_accepted(verified, tmp_pa
 def test_a_winner_that_seems_slower_is_not_what_is_exported(low, speedup, high, is_wanted):
     raced = Finalist(7, Check(True, "float32"), Interval(speedup, low, high, 0.95, 3), 11.0, 10.0)
     assert Instead.is_wanted(raced) == is_wanted
+
+
+@pytest.mark.parametrize(
+    ("raced", "rows", "speedup", "high", "is_wanted"),
+    [
+        (0.83, 448, 0.76, 0.89, True),
+        (0.83, 448, 0.76, 1.20, False),  # which is open as well
+        (0.83, 256, 0.76, 0.89, False),  # of fewer rows, at which the file may be PyTorch's
+        (0.99, 448, 0.76, 0.89, False),  # the race is of fresh processes
+    ],
+)
+def test_where_few_processes_leave_it_open_turns_in_one_tell(
+    raced, rows, speedup, high, is_wanted
+):
+    """A cross entropy was at 0.83x [0.56, 1.24] in the race, and was exported with its kernels."""
+    at = AtBatch(rows, "call", False, speedup, 0.65, high, 353.0, 446.0)
+    entry = Finalist(
+        7, Check(True, "float32"), Interval(raced, 0.56, 1.24, 0.95, 3), 11.0, 10.0,
+        by_batch=ByBatch(448, (at,)),
+    )  # fmt: skip
+    assert Instead.is_wanted(entry) == is_wanted

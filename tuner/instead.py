@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.by_batch import NO_ROWS, without_steps_in
+from tuner.by_batch import NO_ROWS, WORST, without_steps_in
 from tuner.evaluate.job_spec import JobSpec
 from tuner.exporting import ExportFile, export_of, fallback_of
 from tuner.kernel.toolchain import Toolchain
@@ -42,8 +42,17 @@ class Instead:
 
     @staticmethod
     def is_wanted(winner: Finalist) -> bool:
-        """Whether a winner is slower than PyTorch, or seems to be, as steps of training may."""
-        return is_behind(winner.least)
+        """Whether a winner is slower than PyTorch, or seems to be, as steps of training may.
+
+        Also where the race, of few processes, leaves it open, and turns in one process did not.
+        """
+        known, least = winner.by_batch, winner.least
+        if known is None or least is None or least.speedup >= WORST:
+            return is_behind(least)
+        at_tuned = [at for at in known.measured if at.num_rows == known.tuned_rows]
+        return is_behind(least) or any(
+            at.is_lost for at in at_tuned if at.way == "call" and not (at.is_idle or at.data)
+        )
 
     def pytorch(self, slower: Finalist) -> tuple[Finalist, list[str]]:
         """Export the reference's own modules in place of a winner that is slower, or seems so.
