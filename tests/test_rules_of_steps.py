@@ -21,7 +21,9 @@ from test_steps import (
 
 from tuner.capture.capture import capture
 from tuner.capture.joint import captured_of
+from tuner.observing import Observer
 from tuner.problem.reference import load_problem
+from tuner.tuning import derive_operator
 
 needs_compiler = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 needs_triton = pytest.mark.skipif(
@@ -224,3 +226,37 @@ def test_a_step_may_be_for_one_batch_where_the_forward_is_for_any(name, tmp_path
         with torch.no_grad():
             torch.testing.assert_close(taken.mine(*inputs), taken.own(*inputs))
         assert num_forwards == before + 1, "a forward took the reference's way"
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [(None, "512 is another of its sizes, too"), (384, "")],
+    ids=["as given", "another"],
+)
+def test_where_a_step_is_for_one_batch_it_is_said_and_what_to_do(
+    batch, says, tmp_path, monkeypatch
+):
+    """Square inputs are what people try first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forward = (
+        "h = self.p(x); h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6); "
+        "h = h * self.w + self.b; "
+        "return torch.tanh(h) * torch.nn.functional.silu(y) + z * torch.sigmoid(h)"
+    )
+    path = tmp_path / "square.py"
+    path.write_text(
+        TEXT.format(
+            init="self.p, self.w = nn.Linear(64, 512), nn.Parameter(torch.ones(512)); "
+            "self.b = nn.Parameter(torch.zeros(512))",
+            names="x, y, z",
+            forward=forward,
+            inputs="torch.randn(512, 64), torch.randn(512, 512), torch.randn(512, 512)",
+        )
+    )
+    said: list[str] = []
+    observer = Observer()
+    observer.on_stage = said.append
+    derive_operator(path, observer, batch=batch)
+    found = [line for line in said if "a step of training" in line]
+    assert len(found) == bool(says)
+    assert all("kernels at 512 rows alone" in line and says in line for line in found)

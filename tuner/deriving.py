@@ -16,10 +16,12 @@ from threading import Thread
 
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
+from tuner.capture.graph import Graph
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.joint import Captured
 from tuner.capture.rewriting import rewritten
 from tuner.capture.rows_text import has_rows
+from tuner.capture.step_text import rows_of_steps
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_choice, parse_mode, parse_rows
 from tuner.errors import InputError, NothingToGainError, input_errors
@@ -123,7 +125,8 @@ def derive_operator(
                 captured, text_of(path), path.stem, found["settings"], found["has_modes"],
                 folder, *others, beside=found["beside"],
             )  # fmt: skip
-            if batch is not None and not has_rows((made.folder / made.name / MODEL).read_text()):
+            text = (made.folder / made.name / MODEL).read_text()
+            if batch is not None and not has_rows(text):
                 raise InputError(
                     f"{of_user}: batch: its forward is generated for one number of rows alone\n"
                     "  next: leave batch out, and give inputs of that many rows"
@@ -132,6 +135,11 @@ def derive_operator(
             observer.on_stage(
                 f"{path.name}: a step of training takes PyTorch's own operations: "
                 f"{made.without_step}"
+            )
+        elif (rows := rows_of_steps(text)) is not None and has_rows(text):
+            observer.on_stage(
+                f"{path.name}: a step of training takes kernels at {rows} rows alone"
+                + _if_size(captured.graph, rows)
             )
         return made
 
@@ -259,6 +267,18 @@ def start_by_hand(
     """
     made = derive_operator(path, observer, mode=mode, rewrites=rewrites, match="none")
     return written_by_hand(made, path, task, folder or Path(f"{path.stem}_by_hand"))
+
+
+def _if_size(graph: Graph, rows: int) -> str:
+    """Say what to do where the number of rows is another of the sizes as well."""
+    sizes = {size for t in graph.inputs for size in t.shape[1:]}
+    sizes |= {size for t in (*graph.parameters, *graph.buffers) for size in t.shape}
+    if rows not in sizes:
+        return ""
+    return (
+        f": {rows} is another of its sizes, too, and it is not known which of both grows with the "
+        "rows; with a number of rows that is none of its sizes (--batch N) a step may take any"
+    )
 
 
 def write_sources(planned: Planned) -> dict[str, Path]:
