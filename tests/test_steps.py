@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import json
 import os
@@ -504,6 +505,31 @@ def test_gradients_of_gradients_are_refused_where_what_forward_read_was_edited(t
     y = answers(taken.mine(x))[0]
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     assert first.requires_grad
+
+
+@pytest.mark.parametrize("name", ["rms_norm_gate", "linear_relu_linear"])
+def test_a_module_that_keeps_its_result_is_freed(name, tmp_path):
+    """As a hook that keeps activations does; what holds its own graph holds itself."""
+    taken, freed = Taken(tmp_path, name), []
+    for _ in range(2):
+        model = taken.new()
+        for _ in range(2):
+            model.activation = answers(model(*leaves_of(taken.inputs(1))))[0]
+            model.activation.sum().backward()
+        freed.append(weakref.ref(model))
+        del model
+        gc.collect()
+    assert [each() for each in freed] == [None, None] and taken.num_calls == 4
+    model = taken.new()  # which a graph needs no longer
+    leaves = leaves_of(taken.inputs(1))
+    y = answers(model(*leaves))[0]
+    (first,) = torch.autograd.grad(y.square().sum(), leaves[0], create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), leaves[0])
+    own = taken.problem.make_model(0)
+    own.load_state_dict(model.state_dict())
+    y = answers(own(*leaves))[0]
+    (first,) = torch.autograd.grad(y.square().sum(), leaves[0], create_graph=True)
+    torch.testing.assert_close(second, torch.autograd.grad(first.sum(), leaves[0])[0])
 
 
 @pytest.mark.parametrize("name", ["rms_norm_gate", "linear_relu_linear", "cross_entropy"])

@@ -6,30 +6,30 @@ gradients by everything that is given.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Container
 
 from tuner.capture.graph import Graph
 from tuner.capture.joint import Joint
 from tuner.capture.module_text import made_whole, result_of
+from tuner.capture.settings import shell_of
 from tuner.capture.stages import Stages
 
-__all__ = ["has_result_of_another", "is_seen_by_all", "returned_by"]
+__all__ = ["SHELL_TEXT", "returned_by", "why_not_given"]
+
+SHELL_TEXT = inspect.getsource(shell_of).rstrip()
 
 
-def is_seen_by_all(joint: Joint) -> bool:
-    """Whether each result depends on everything that has a gradient.
-
-    Else a result may have no gradient where another has one, and an autograd function cannot tell.
-    """
+def why_not_given(joint: Joint) -> str:
+    """Return why one autograd function cannot give a step's results; "" where it can."""
     own = _with_gradients(joint)
     given = joint.gradient_of if len(own) > 1 else ()
-    return all(own <= _behind(joint.forward, name) for name in given)
-
-
-def has_result_of_another(joint: Joint) -> bool:
-    """Whether a result that has a gradient is computed from another one."""
-    own = _with_gradients(joint)
-    return any(own & _behind(joint.forward, name) > {name} for name in own)
+    # Else a result may have no gradient where another has one, which it cannot tell.
+    if not all(own <= _behind(joint.forward, name) for name in given):
+        return "not each of its results depends on every input and parameter"
+    if any(own & _behind(joint.forward, name) > {name} for name in own):
+        return "one of its results is computed from another"
+    return ""
 
 
 def _with_gradients(joint: Joint) -> set[str]:

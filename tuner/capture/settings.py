@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["contents_of", "literal_of", "made_from", "setting_of", "settings_of", "slots_of"]
+__all__ = [
+    "contents_of",
+    "literal_of",
+    "made_from",
+    "setting_of",
+    "settings_of",
+    "shell_of",
+    "slots_of",
+]
 
 
 def settings_of(module: Any, has_modes: bool) -> dict[str, dict[str, object]]:
@@ -28,6 +36,27 @@ def slots_of(cls: Any) -> list[str]:
             if own not in ("__dict__", "__weakref__"):
                 found.append(own)
     return found
+
+
+def shell_of(module: Any) -> Any:
+    """Return a module of the same class, attributes and parts, but for results of calls.
+
+    A graph that holds a module on which a result of it is kept, as a hook does, holds itself, for
+    ever. A module with slots, or with a `__del__`, is returned as it is.
+    Exported files hold this function's text; from outside it uses `slots_of` alone.
+    """
+    import torch
+
+    kind = type(module)
+    if hasattr(kind, "__del__") or slots_of(kind):
+        return module
+    shell = object.__new__(kind)
+    vars(shell).update(
+        (name, value)
+        for name, value in vars(module).items()
+        if not (isinstance(value, torch.Tensor) and value.grad_fn is not None)
+    )
+    return shell
 
 
 def setting_of(value: Any, depth: int = 5, room: list[int] | None = None) -> Any:

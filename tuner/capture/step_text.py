@@ -23,7 +23,7 @@ from tuner.capture.module_text import (
     view_of,
 )  # fmt: skip
 from tuner.capture.partitions import traffic_bytes
-from tuner.capture.results_of_steps import has_result_of_another, is_seen_by_all, returned_by
+from tuner.capture.results_of_steps import SHELL_TEXT, returned_by, why_not_given
 from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = [
@@ -64,10 +64,8 @@ def _planned(joint: Joint) -> StepPlan | str:
     arguments = {a.name for a in joint.forward.arguments}
     if taken := arguments & {"ctx", "module", "made", "grads"}:  # names of the text below
         return f"an argument of forward is called {min(taken)}, as generated text calls its own"
-    if not is_seen_by_all(joint):
-        return "not each of its results depends on every input and parameter"
-    if has_result_of_another(joint):  # whose gradient would not reach that one
-        return "one of its results is computed from another"
+    if why := why_not_given(joint):
+        return why
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
         forward = None if is_own else _cut(joint.forward)
@@ -201,10 +199,10 @@ def step_text(
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
         inputs_and_state=[t.name for t in given],
-        input_names=[t.name for t in graph.inputs],
         updated=sorted(graph.buffer_updates),
         spares_inputs=plan.of_weights is not None,
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
+        shell_of=SHELL_TEXT,
         costly=[i for i, t in enumerate(given) if t.name in costly(joint, calls)],
     )
 
@@ -292,6 +290,9 @@ def can_step(given):
     return bool(wanted) and wanted.issuperset(costly)
 
 
+{shell_of}
+
+
 class AsReference(nn.Module):
     # Calls the reference's own forward of a module.
     def __init__(self, module):
@@ -308,9 +309,9 @@ class Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx, module, {names}):
 {before}        made = detached({call}, {arguments})
-{results}        ctx.module, ctx.given = module, ({names},)
+{results}        ctx.module, ctx.given = shell_of(module), ({names},)
         ctx.versions = [x._version for x in ctx.given]
-        ctx.modes = [(part, part.training) for part in module.modules()]
+        ctx.modes = [(part, part.training) for part in ctx.module.modules()]
         ctx.has_inputs = not is_packed()
         if ctx.has_inputs:
             ctx.save_for_backward({read})
@@ -361,9 +362,8 @@ def by_reference(ctx, given, grads):
     # Gradients that are themselves differentiated, through the reference's own operations.
     is_differentiated = torch.is_grad_enabled()
     kind = torch.device(fused_device).type
-    for name, x, version in zip({inputs_and_state}, given, ctx.versions):
-        # Inputs that were packed come back as other tensors.
-        if name in {updated} or (name in {input_names} and not ctx.has_inputs):
+    for place, (name, x, version) in enumerate(zip({inputs_and_state}, given, ctx.versions)):
+        if name in {updated} or (place < {num_inputs} and not ctx.has_inputs):  # which were packed
             continue
         if x._version != version:
             raise RuntimeError(
