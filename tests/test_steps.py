@@ -507,6 +507,22 @@ def test_gradients_of_gradients_are_refused_where_what_forward_read_was_edited(t
     assert first.requires_grad
 
 
+def test_gradients_of_gradients_are_of_the_attributes_that_the_call_found(tmp_path):
+    text = TEXT.format(
+        init="self.w, self.eps = nn.Parameter(torch.rand(40)), 1e-6",
+        names="x",
+        forward="return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.w",
+        inputs="torch.randn(64, 40)",
+    )
+    taken, found = Taken(tmp_path, "eps", text), []
+    for model in (taken.mine, taken.own):
+        (x,) = leaves_of(taken.inputs(1))
+        y = model(x)
+        model.eps = 1.0
+        found.append(torch.autograd.grad(y.sum(), x, create_graph=True)[0])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("name", ["rms_norm_gate", "linear_relu_linear"])
 def test_a_module_that_keeps_its_result_is_freed(name, tmp_path):
     """As a hook that keeps activations does; what holds its own graph holds itself."""
