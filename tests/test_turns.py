@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -46,6 +46,20 @@ def held(tmp_path):
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def waiting_for(how, folder):
+    """Let another process wait for memory, and end it at the end."""
+    command = [sys.executable, "-c", HOLDER, str(folder), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            until_s = time.monotonic() + LONG_S
+            while not Turns(folder).is_memory_wanted and time.monotonic() < until_s:
+                time.sleep(0.01)
+            yield process
+        finally:
+            process.kill()
 
 
 def begins(turn, within_s):
@@ -105,31 +119,21 @@ def test_memory_is_shared_as_far_as_it_reaches(tmp_path, held, theirs, share, wa
 
 def test_who_waits_for_much_memory_is_not_overtaken_by_who_needs_little(tmp_path, held):
     other = held("some")
-    command = [sys.executable, "-c", HOLDER, str(tmp_path), "all"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
-        until_s = time.monotonic() + LONG_S
-        while not Turns(tmp_path).is_memory_wanted and time.monotonic() < until_s:
-            time.sleep(0.01)
+    with waiting_for("all", tmp_path) as waiting:
         assert not begins(Turns(tmp_path).memory, SHORT_S)
         other.kill()
         assert waiting.stdout.readline() == "has it\n"
-        waiting.kill()
     assert begins(Turns(tmp_path).memory, LONG_S)
 
 
 def test_who_takes_few_parts_waits_for_nobody_who_waits_for_more(tmp_path, held):
     held("half")
-    command = [sys.executable, "-c", HOLDER, str(tmp_path), "half"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
-        until_s = time.monotonic() + LONG_S
-        while not Turns(tmp_path).is_memory_wanted and time.monotonic() < until_s:
-            time.sleep(0.01)
+    with waiting_for("half", tmp_path):
         assert not begins(Turns(tmp_path).memory, SHORT_S)
         with ExitStack() as stack:
             for _ in range(PARTS_OF_FEW):
                 stack.enter_context(Turns(tmp_path, patience_s=LONG_S).memory(LITTLE))
             assert not begins(lambda: Turns(tmp_path).memory(LITTLE), SHORT_S)
-        waiting.kill()
 
 
 def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held, monkeypatch):

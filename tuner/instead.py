@@ -47,10 +47,12 @@ class Instead:
         Also where the race, of few processes, leaves it open, and turns in one process did not.
         """
         known, least = winner.by_batch, winner.least
+        if is_behind(least):
+            return True
         if known is None or least is None or least.speedup >= WORST:
-            return is_behind(least)
+            return False
         at_tuned = [at for at in known.measured if at.num_rows == known.tuned_rows]
-        return is_behind(least) or any(
+        return any(
             at.is_lost for at in at_tuned if at.way == "call" and not (at.is_idle or at.data)
         )
 

@@ -29,6 +29,7 @@ __all__ = [
     "Ref",
     "Rewrite",
     "Tensor",
+    "behind",
     "free_name",
     "in_order",
     "live",
@@ -250,6 +251,15 @@ class Graph:
         if self.returns:
             yield ["returns", self.returns, *self.containers]
         yield ["updates", *(f"{buffer} {value}" for buffer, value in pairs)]
+
+
+def behind(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
+    """Return these values and all that is computed from any of them."""
+    found = {*names}
+    for node in nodes:
+        if found & {*node.refs}:
+            found.add(node.name)
+    return found
 
 
 def live(nodes: Sequence[Node], wanted: set[str]) -> tuple[Node, ...]:

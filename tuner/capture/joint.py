@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.calls import is_assertion
-from tuner.capture.graph import Graph, Node, Ref, Tensor, free_name, live
+from tuner.capture.graph import Graph, Node, Ref, Tensor, behind, free_name, live
 from tuner.capture.index_space import ALIASES
 from tuner.capture.keeping import divided, reduced
 from tuner.capture.lowering import Lowering, dtype_name
@@ -284,17 +284,14 @@ class _Step(Operators):
         whole = replace(self.graph, constants=(), inputs=given, nodes=tuple(nodes))
         nodes = [*with_products(whole).nodes]
         by_name = {n.name: n for n in nodes}
-        behind = {t.name for t in grads}  # what depends on incoming gradients
-        for node in nodes:
-            if behind & {*node.refs}:
-                behind.add(node.name)
-        if not set(gradient_of.values()) <= behind or behind & {*outputs, *updates.values()}:
+        after = behind(nodes, {t.name for t in grads})
+        if not set(gradient_of.values()) <= after or after & {*outputs, *updates.values()}:
             return None
         results = {*outputs, *updates.values()}
         wanted = [*gradient_of.values()]
         kept, needed = divided(nodes, wanted, results, self.copied)
         if set(kept) - results:  # beside which a few numbers more are no further memory
-            few = reduced(nodes, needed, behind, self.given)
+            few = reduced(nodes, needed, after, self.given)
             kept, needed = divided(nodes, wanted, results, self.copied, few, kept, self.given)
         if not needed:
             return None

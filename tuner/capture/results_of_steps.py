@@ -6,43 +6,27 @@ gradients by everything that is given.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Container
 
-from tuner.capture.graph import Graph
+from tuner.capture.graph import Graph, behind
 from tuner.capture.joint import Joint
 from tuner.capture.module_text import made_whole, result_of
-from tuner.capture.settings import shell_of
 from tuner.capture.stages import Stages
 
-__all__ = ["SHELL_TEXT", "returned_by", "why_not_given"]
-
-SHELL_TEXT = inspect.getsource(shell_of).rstrip()
+__all__ = ["returned_by", "why_not_given"]
 
 
 def why_not_given(joint: Joint) -> str:
     """Return why one autograd function cannot give a step's results; "" where it can."""
-    own = _with_gradients(joint)
+    own = {o for o, name in zip(joint.forward.outputs, joint.incoming, strict=False) if name}
+    nodes = joint.forward.nodes
     given = joint.gradient_of if len(own) > 1 else ()
     # Else a result may have no gradient where another has one, which it cannot tell.
-    if not all(own <= _behind(joint.forward, name) for name in given):
+    if not all(own <= behind(nodes, {name}) for name in given):
         return "not each of its results depends on every input and parameter"
-    if any(own & _behind(joint.forward, name) > {name} for name in own):
+    if any(own & behind(nodes, {name}) > {name} for name in own):
         return "one of its results is computed from another"
     return ""
-
-
-def _with_gradients(joint: Joint) -> set[str]:
-    return {o for o, name in zip(joint.forward.outputs, joint.incoming, strict=False) if name}
-
-
-def _behind(graph: Graph, name: str) -> set[str]:
-    """Return what is computed from a value, and itself."""
-    behind = {name}
-    for node in graph.nodes:
-        if behind & {*node.refs}:
-            behind.add(node.name)
-    return behind
 
 
 def returned_by(graph: Graph, forward: Graph, stages: Stages, saved: Container[str]) -> list[str]:

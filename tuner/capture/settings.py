@@ -51,11 +51,11 @@ def shell_of(module: Any) -> Any:
     if hasattr(kind, "__del__") or slots_of(kind):
         return module
     shell = object.__new__(kind)
-    vars(shell).update(
-        (name, value)
-        for name, value in vars(module).items()
-        if not (isinstance(value, torch.Tensor) and value.grad_fn is not None)
-    )
+    held = vars(shell)
+    held.update(vars(module))
+    made = [n for n, x in held.items() if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+    for name in made:
+        del held[name]
     return shell
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +24,8 @@ from tuner.capture.module_text import (
     view_of,
 )  # fmt: skip
 from tuner.capture.partitions import traffic_bytes
-from tuner.capture.results_of_steps import SHELL_TEXT, returned_by, why_not_given
+from tuner.capture.results_of_steps import returned_by, why_not_given
+from tuner.capture.settings import shell_of
 from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = [
@@ -202,7 +204,7 @@ def step_text(
         updated=sorted(graph.buffer_updates),
         spares_inputs=plan.of_weights is not None,
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
-        shell_of=SHELL_TEXT,
+        shell_of=inspect.getsource(shell_of).rstrip(),
         costly=[i for i, t in enumerate(given) if t.name in costly(joint, calls)],
     )
 
