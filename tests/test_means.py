@@ -1,4 +1,4 @@
-"""Means over all rows: of losses, whose kernels are for any batch."""
+"""Means over the batch: of losses, columns and channels, whose kernels are for any batch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "of halves": ("(x * y).mean()", "", f"{X}.bfloat16(), {X}.bfloat16()"),
     "as many targets as columns": ("torch.clamp(1 - x * y, min=0).mean()", "",
                                    "torch.randn(40, 40), torch.randn(40)"),
+    "of columns": ("x - x.mean(0) * 3", "", X),
+    "of columns and all": ("x - x.mean(0) * x.mean()", "", X),
+    "variances of channels": ("x / (x.var((0, 2), keepdim=True) + 1)", "",
+                              "torch.randn(11, 5, 90)"),
+    "of channels of images": (
+        "torch.nn.functional.silu(self.n(self.c(x)))",
+        "self.c, self.n = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)", "torch.randn(11, 3, 9, 7)",
+    ),
+    "by the number of rows": ("(x - y) / len(x) + (x * y).sum(-1, keepdim=True) / (len(x) + 0.0)",
+                              "", f"{X}, {X}"),
+    "a share of all but one": ("(x - x.mean()) / (x.numel() - 1)", "", X),
+    "in float64 of columns": ("x - x.mean(0) / len(x)", "", f"{X}.double()"),
 }  # fmt: skip
 
 

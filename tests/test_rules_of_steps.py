@@ -175,6 +175,51 @@ def check_blocks(folder: str) -> None:
         assert_a_step_is_as_exact(taken)
 
 
+def check_statistics(folder: str) -> None:
+    """The same of steps that divide by the number of rows, at several of them."""
+    for name, (init, forward, inputs) in OVER_THE_BATCH.items():
+        own = Path(folder) / name
+        own.mkdir()
+        text = TEXT.format(init=init, names="x", forward=f"return {forward}", inputs=inputs)
+        assert_gradients_are_as_exact(InBlocks(own, "module", text), name)
+
+
+# Steps that divide by the number of rows.
+OVER_THE_BATCH = {
+    "batch_norm": ("self.l, self.n = nn.Linear(9, 64, bias=False), nn.BatchNorm1d(64)",
+                   "torch.relu(self.n(self.l(x)))", "torch.randn(16, 9)"),
+    "channels": ("self.c, self.n = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)",
+                 "F.silu(self.n(self.c(x)))", "torch.randn(8, 3, 9, 7)"),
+    "columns": ("self.w = nn.Parameter(torch.rand(40))",
+                "(x - x.mean(0)) * self.w / len(x)", "torch.randn(8, 40)"),
+    "loss": ("self.w = nn.Parameter(torch.rand(40))",
+             "F.mse_loss(torch.tanh(x * self.w), x)", "torch.randn(8, 40)"),
+    "variance": ("self.w = nn.Parameter(torch.rand(5, 1))",
+                 "x * self.w / (1 + x.var((0, 2), keepdim=True))", "torch.randn(8, 5, 40)"),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", OVER_THE_BATCH)
+def test_steps_over_the_batch_are_for_any(name, tmp_path):
+    init, forward, inputs = OVER_THE_BATCH[name]
+    text = TEXT.format(init=init, names="x", forward=f"return {forward}", inputs=inputs)
+    assert_gradients_are_as_exact(Taken(tmp_path, "module", text), name)
+
+
+@needs_triton
+def test_interpreted_steps_over_the_batch_are_for_any(tmp_path):
+    interpreted("test_rules_of_steps", "check_statistics", str(tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OVER_THE_BATCH)
+def test_triton_steps_over_the_batch_are_for_any(name, tmp_path):
+    init, forward, inputs = OVER_THE_BATCH[name]
+    text = TEXT.format(init=init, names="x", forward=f"return {forward}", inputs=inputs)
+    assert_gradients_are_as_exact(Taken(tmp_path, "module", text, "cuda"), name)
+
+
 @needs_triton
 def test_interpreted_blocks_give_the_gradients_of_pytorch(tmp_path):
     interpreted("test_rules_of_steps", "check_blocks", str(tmp_path))

@@ -1,16 +1,25 @@
-"""An operator's texts for two batches, as one text for any batch.
+"""What two records of a module, at two batches, tell of any batch: its numbers, its texts.
 
-A number that grows with the batch is written as a multiple of it. Where anything else differs,
-such as a loop's own text, there is no such text, and the operator is for its own batch alone.
+A number of a graph that depends on the batch becomes a quotient in which the batch is. In texts of
+an operator a number that grows with the batch is written as a multiple of it. Where anything else
+differs, such as a loop's own text, there is no such text, and the operator is for its own batch
+alone.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-__all__ = ["another_batch", "any_batch"]
+from tuner.capture.batch_numbers import BatchNumber, Linear
+from tuner.capture.graph import Graph, Node, Operand
+from tuner.capture.joint import Captured
+
+__all__ = ["another_batch", "any_batch", "with_batch_numbers"]
+
+_RELATIVE = 1e-12  # by which numbers of float64 may differ that went another way
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
@@ -88,3 +97,93 @@ def _numbers(
             yield None
         else:
             yield name if each == 1 else f"{each} * {name}"
+
+
+# ---- numbers of graphs ------------------------------------------------------------------------
+
+
+def with_batch_numbers(one: Captured, other: Captured) -> tuple[Captured, Captured]:
+    """Return two records of a module with what they tell of numbers that depend on the batch."""
+    batches = one.graph.batch, other.graph.batch
+    if batches[0] is None or batches[1] is None or batches[0] == batches[1]:
+        return one, other
+    known = batches[0], batches[1]
+    graphs = _both(one.graph, other.graph, known)
+    found = [replace(each, graph=g) for each, g in zip((one, other), graphs, strict=True)]
+    if one.joint is not None and other.joint is not None:
+        forwards = _both(one.joint.forward, other.joint.forward, known)
+        gradients = _both(one.joint.gradients, other.joint.gradients, known)
+        for n, joint in enumerate((one.joint, other.joint)):
+            joint = replace(joint, forward=forwards[n], gradients=gradients[n])
+            found[n] = replace(found[n], joint=joint)
+    return found[0], found[1]
+
+
+def _both(one: Graph, other: Graph, batches: tuple[int, int]) -> tuple[Graph, Graph]:
+    """Return two graphs with such numbers; as they are where they are not of the same nodes."""
+    if [(n.name, n.op) for n in one.nodes] != [(n.name, n.op) for n in other.nodes]:
+        return one, other
+    nodes = [_nodes(a, b, batches) for a, b in zip(one.nodes, other.nodes, strict=True)]
+    return replace(one, nodes=tuple(a for a, _ in nodes)), replace(
+        other, nodes=tuple(b for _, b in nodes)
+    )
+
+
+def _nodes(one: Node, other: Node, batches: tuple[int, int]) -> tuple[Node, Node]:
+    if one.args == other.args or len(one.args) != len(other.args):
+        return one, other
+    args = [_operands(a, b, batches) for a, b in zip(one.args, other.args, strict=True)]
+    return replace(one, args=tuple(a for a, _ in args)), replace(
+        other, args=tuple(b for _, b in args)
+    )
+
+
+def _operands(one: Operand, other: Operand, batches: tuple[int, int]) -> tuple[Operand, Operand]:
+    numbers = one, other
+    is_number = [isinstance(n, int | float) and not isinstance(n, bool) for n in numbers]
+    if not all(is_number) or one == other:
+        return one, other
+    values = [float(n) for n in numbers]  # type: ignore[arg-type]
+    for above, below in _quotients(values, batches):
+        if all(_is_near(_at(above, below, b), v) for b, v in zip(batches, values, strict=True)):
+            made = [
+                BatchNumber(value, above, below, batch)
+                for value, batch in zip(values, batches, strict=True)
+            ]
+            return made[0], made[1]
+    return one, other
+
+
+def _quotients(
+    values: Sequence[float], batches: tuple[int, int]
+) -> Iterator[tuple[Linear, Linear]]:
+    """Yield what the numbers may be a quotient of, of any batch.
+
+    With n elements in the batch: multiples of n, shares of it, n - 1, n / (n - 1) and shares of
+    n - 1, of which the last three say how many elements a row has.
+    """
+    (one, other), (first, second) = values, batches
+    if 0.0 in values or not all(map(math.isfinite, values)):
+        return
+    one_more = Linear(0.0, 1.0)
+    yield Linear(one / first, 0.0), one_more
+    yield Linear(0.0, one * first), Linear(1.0, 0.0)
+    yield Linear(float(round((one + 1.0) / first)), -1.0), one_more
+    if one != 1.0:
+        each = float(round(one / (one - 1.0) / first))
+        yield Linear(each, 0.0), Linear(each, -1.0)
+    slope = (1.0 / other - 1.0 / one) / (second - first)
+    rest = slope * first - 1.0 / one
+    if rest:
+        each = float(round(slope / rest))
+        yield Linear(0.0, one * (each * first - 1.0)), Linear(each, -1.0)
+
+
+def _at(above: Linear, below: Linear, batch: int) -> float:
+    """Return a quotient at a batch, NaN where it has none."""
+    divisor = below.at(batch)
+    return above.at(batch) / divisor if divisor else float("nan")
+
+
+def _is_near(one: float, other: float) -> bool:
+    return abs(one - other) <= _RELATIVE * abs(other)

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from tuner.capture.any_batch import any_batch
+from tuner.capture.any_batch import any_batch, with_batch_numbers
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_of_clusters
 from tuner.capture.graph import GRAPH_FILE, Graph
@@ -72,7 +72,7 @@ _NEEDED = {
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
-FORMAT = 67  # of what is written; part of the key
+FORMAT = 68  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -122,6 +122,8 @@ def derived(
         NotOneNest: no loops can be generated for the graph.
         InputError: the file gives a name that its exported file gives to something else.
     """
+    if other is not None:
+        captured, other = with_batch_numbers(captured, other)
     graph = with_biases_apart(with_numbers_as_tensors(captured.graph))
     stages = stages_of(graph)
     partitions = partitions_of(graph, stages)

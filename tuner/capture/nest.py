@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tuner.capture.batch_numbers import number_text
 from tuner.capture.graph import Tensor, in_order
 from tuner.capture.index_space import Space
-from tuner.capture.operations import Kind, converted, emit, literal, operation_of
+from tuner.capture.operations import Kind, converted, emit, operation_of
 from tuner.capture.precision import FLOATS, Precision
 from tuner.trial import Language
 
@@ -65,7 +66,8 @@ class Reduction:
 
     A sum is multiplied by `scale` before it is rounded: a mean of equal numbers is that number.
     `is_wide`: a mean that PyTorch merges from means, which no sum on the way can overflow.
-    `is_mean`: of everything, whose `scale` is computed at the call: another batch has another.
+    `is_mean`: over the batch, too, so that its `scale` is computed at the call, of the number of
+    columns, less what `less` says: another batch has another.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Reduction:
     scale: float = 1.0
     is_wide: bool = False
     is_mean: bool = False
+    less: float = 0.0
 
     @property
     def refs(self) -> list[str]:
@@ -258,7 +261,7 @@ def emitted(
     operands = [
         converted(text_of(o), nest.kinds.get(o, "float"), wanted, language)
         if isinstance(o, str)
-        else converted(literal(float(o), language, is_wide=is_wide), "float", wanted, language)
+        else converted(number_text(o, nest.space, language, is_wide), "float", wanted, language)
         for o, wanted in zip(statement.operands, operation_of(statement.op).takes, strict=True)
     ]
     attrs = {name: float(str(value)) for name, value in statement.attrs.items()}

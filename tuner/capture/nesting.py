@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from tuner.capture.batch_numbers import as_float
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor, in_order
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
 from tuner.capture.means import about_mean
@@ -83,9 +84,9 @@ class _Builder:
         in_order = [n for n in graph.nodes if n.name in every]
         for node in in_order:
             if node.op == "full" and not isinstance(node.args[0], Ref):
-                self.numbers[node.name] = float(node.args[0])
+                self.numbers[node.name] = as_float(node.args[0])
         numbers = [t for t in graph.given if isinstance(t.value, int | float)]
-        self.numbers |= {t.name: float(t.value) for t in numbers}  # type: ignore[arg-type]
+        self.numbers |= {t.name: as_float(t.value) for t in numbers}
         in_order = [n for n in in_order if n.name not in self.numbers]
         self.indices = tuple(n.name for n in in_order if n.op == "index")
         self.levels |= dict.fromkeys(self.indices, 0)
@@ -283,12 +284,12 @@ class _Builder:
             self._fold(node.name, node.op, source)  # type: ignore[arg-type]
             return
         mean = node.name if node.op == "mean" else f"{node.name}_mean"
-        found = Reduction(mean, "sum", source, 1.0 / self.cols, is_mean=self.space.rows == 1)
+        found = self._divided(mean, source, 0.0)
         if node.op == "var":
             same = (r for r in self.reductions.values() if replace(r, name=mean) == found)
             mean = next((r.name for r in same), mean)
         if mean not in self.reductions:
-            self._fold(mean, "sum", source, found.scale, is_mean=found.is_mean)
+            self._hold(found)
         if node.op == "var":
             self.is_about_means.add(source)
             # About the mean, in a pass of its own: sums of squares cancel.
@@ -296,8 +297,14 @@ class _Builder:
             self._add(apart, "sub", (source, mean))
             self._add(squared, "square", (apart,))
             correction = float(str(node.attrs.get("correction", 1)))
-            divisor = self.cols - correction
-            self._fold(node.name, "sum", squared, 1.0 / divisor if divisor > 0 else math.nan)
+            self._hold(self._divided(node.name, squared, correction))
+
+    def _divided(self, name: str, source: str, less: float) -> Reduction:
+        """Return a sum over the columns that is divided by their number, less so many."""
+        divisor = self.cols - less
+        scale = 1.0 / divisor if divisor > 0 else math.nan
+        is_of_batch = self.space.rows == 1 or 0 in self.space.columns
+        return Reduction(name, "sum", source, scale, is_mean=is_of_batch, less=less)
 
     def _gather(self, node: Node) -> None:
         """Of one place in each row: what lies there, with zeros elsewhere, summed."""
@@ -333,10 +340,12 @@ class _Builder:
         self.order.append(node.name)
         self.flops += math.prod(node.shape)
 
-    def _fold(
-        self, name: str, fold: Fold, source: str, scale: float = 1.0, *, is_mean: bool = False
-    ) -> None:
-        self.reductions[name] = Reduction(name, fold, source, scale, is_mean=is_mean)
+    def _fold(self, name: str, fold: Fold, source: str) -> None:
+        self._hold(Reduction(name, fold, source))
+
+    def _hold(self, reduction: Reduction) -> None:
+        name, source = reduction.name, reduction.value
+        self.reductions[name] = reduction
         self.varies[name] = self.varies[source] - self.space.columns
         self.levels[name] = self.levels[source] + 1
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
+from tuner.capture.batch_numbers import BatchNumber
 from tuner.capture.convolutions import is_convolution
 from tuner.capture.library import Call
 from tuner.capture.nest import COLUMN, Nest, Statement, emitted
@@ -44,7 +45,9 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
     if math.prod(nest.space.sizes) != num or output.count != num:
         return None
     operands = [o for s in _statements(nest) for o in s.operands]
+    # A number that depends on the batch is computed from sizes, which an epilogue has not.
     is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
+    is_known &= not any(isinstance(operand, BatchNumber) for operand in operands)
     read = [*(t.name for t in nest.arguments), *nest.indices]
     found: Mapping[str, object]
     if is_convolution(call):

@@ -6,14 +6,17 @@ Two reductions may be found in one sweep: the lanes of a program, or the program
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 
+from tuner.capture.batch_numbers import divisor_text
+from tuner.capture.nest import Reduction
 from tuner.capture.operations import emit
 from tuner.capture.paired_sweeps import SweepPair
 
 __all__ = [
     "JOINED", "PUT_MOMENTS_TOGETHER", "START", "begun", "fold_functions", "joined", "lane_counts",
-    "put_together", "stepped",
+    "put_together", "scaled", "stepped",
 ]  # fmt: skip
 
 PUT_MOMENTS_TOGETHER = """
@@ -44,6 +47,15 @@ def {function}_put_together_moments(
     tl.store(totals + MEAN * num_rows + program, mean.to(tl.float32))
     tl.store(totals + SQUARES * num_rows + program, (tl.sum(found) * factor).to(tl.float32))
 """
+
+
+def scaled(reduction: Reduction) -> str:
+    """Write the product with a sum's scale; of a mean over the batch it is a float64."""
+    if reduction.is_mean:
+        return f" * (1.0 / {divisor_text(reduction.less, 'num_columns', 'triton')})"
+    if math.isnan(reduction.scale):
+        return ' * float("nan")'
+    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"
 
 
 def begun(pair: SweepPair, names: Mapping[str, str]) -> Iterator[str]:
@@ -95,8 +107,7 @@ def joined(
         is_all: whether that is the whole row; a part's sums are not multiplied by their scale.
     """
     first, second = names[pair.first.name], names[pair.second.name]
-    scale = pair.second.scale if is_all else 1.0
-    scaled = ' * float("nan")' if scale != scale else "" if scale == 1.0 else f" * {scale!r}"
+    factor = scaled(pair.second) if is_all else ""
     if pair.kind == "moments":
         exact = f"{first}_exact"
         yield f"{first}_counts = ({counts}).to(tl.float64)"
@@ -105,15 +116,15 @@ def joined(
         yield f"{exact} = {exact} / {first}_all"
         yield f"{first}_off = {first}_part.to(tl.float64) - {exact}[:, None]"
         squares = f"{first}_counts * {first}_off * {first}_off"
-        squares = f"tl.sum({second}_part.to(tl.float64) + {squares}, axis=1){scaled}"
+        squares = f"tl.sum({second}_part.to(tl.float64) + {squares}, axis=1){factor}"
         rounded = ".to(tl.float32)" if is_all else ""
         yield f"{second} = ({squares}){rounded}"
         yield f"{first} = {exact}{rounded}"
         return
     yield f"{first} = tl.reduce({first}_part, 1, {largest})"
-    factor = emit("exp", [f"{first}_part - {first}[:, None]"], None, "triton")
-    factor = f"tl.where({first}_part == {first}[:, None], 1.0, {factor})"
-    whole = f"tl.sum({second}_part * {factor}, axis=1){scaled}"
+    less = emit("exp", [f"{first}_part - {first}[:, None]"], None, "triton")
+    less = f"tl.where({first}_part == {first}[:, None], 1.0, {less})"
+    whole = f"tl.sum({second}_part * {less}, axis=1){factor}"
     if is_all:  # of infinite distances from the largest, PyTorch's own sum is NaN
         whole = f'tl.where(tl.abs({first}) == float("inf"), float("nan"), {whole})'
     yield f"{second} = {whole}"

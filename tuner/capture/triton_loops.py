@@ -23,6 +23,7 @@ from tuner.capture.triton_folds import (
     fold_functions,
     joined,
     lane_counts,
+    scaled,
     stepped,
 )
 from tuner.capture.windows import triton_tap
@@ -125,7 +126,7 @@ class Writer:
                 yield f"    {line}"
             for reduction in each.reductions:
                 name, value = self.names[reduction.name], self._masked(reduction)
-                whole = f"{self._reduced(reduction, value, self._places())}{_scaled(reduction)}"
+                whole = f"{self._reduced(reduction, value, self._places())}{scaled(reduction)}"
                 is_rounded = reduction.is_wide or reduction.is_mean
                 whole = f"({whole}).to(tl.float32)" if is_rounded else whole
                 yield f"    {name} = {whole}"
@@ -202,7 +203,7 @@ class Writer:
             part = f"{name}_part" + (".to(tl.float64)" if is_stored_sum else "")
             found = self._reduced(reduction, part, f"{name}_place")
             if is_all or reduction.is_wide:  # a wide sum would not fit as it is
-                found += _scaled(reduction)
+                found += scaled(reduction)
             is_rounded = (reduction.is_wide or reduction.is_mean) and is_all
             yield f"{name} = {f'({found}).to(tl.float32)' if is_rounded else found}"
 
@@ -337,7 +338,7 @@ class Writer:
 
     def _scale_left(self, reduction: Reduction) -> str:
         """Return the product with what a stored part was not multiplied by."""
-        return "" if reduction.is_wide else _scaled(reduction)
+        return "" if reduction.is_wide else scaled(reduction)
 
     def _reduced(self, reduction: Reduction, value: str, places: str) -> str:
         if reduction.fold == "sum":
@@ -390,11 +391,3 @@ class Writer:
         limit = "" if registers is None else f" maxnreg={registers},"
         yield f"        num_warps={self.blocks.num_warps},{limit}"
         yield "    )"
-
-
-def _scaled(reduction: Reduction) -> str:
-    if reduction.is_mean:
-        return " * (1.0 / tl.cast(num_columns, tl.float64))"  # a float64
-    if math.isnan(reduction.scale):
-        return ' * float("nan")'
-    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"

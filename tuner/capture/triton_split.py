@@ -140,8 +140,10 @@ class SplitWriter(_PartsWriter):
 
     def _moments_together(self, pair: SweepPair) -> Iterator[str]:
         mean, squares = map(self.place_of, (pair.first, pair.second))
-        scale = pair.second.scale
+        scale, less = pair.second.scale, pair.second.less
         factor = 'float("nan")' if math.isnan(scale) else repr(scale)
+        if pair.second.is_mean:
+            factor = f'1.0 / (cols - {less!r}) if cols > {less!r} else float("nan")'
         yield f"    {self.function}_put_together_moments[(rows,)]("
         yield f"        partial, totals, rows, cols, pieces, {factor},"
         yield f"        PIECE=block * split, MEAN={mean}, SQUARES={squares},"
@@ -201,9 +203,10 @@ class AcrossWriter(_PartsWriter):
     def together(self, number: int) -> Iterator[str]:
         """Put together what the programs of a pass found; write what that is of a row."""
         each = self.nest.passes[number]
-        yield from ("", "", "@launched", '@triton.jit(do_not_specialize=["pieces"])')
+        not_for = '@triton.jit(do_not_specialize=["num_columns", "pieces"])'
+        yield from ("", "", "@launched", not_for)
         yield f"def {self.function}_together_{number}("
-        yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, pieces,"
+        yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns, pieces,"
         yield "    ROWS: tl.constexpr, PIECES: tl.constexpr,"
         yield "):"
         yield from self._known("tl.program_id(0)", number)
@@ -248,11 +251,11 @@ class AcrossWriter(_PartsWriter):
             yield f"        num_warps={self.blocks.num_warps},"
             yield "    )"
             if each.reductions:
-                yield from self.launch_together(number, "rows")
+                yield from self.launch_together(number, "rows", "cols")
 
-    def launch_together(self, number: int, rows: str) -> Iterator[str]:
-        """Start the kernel of `together`; `rows` says how many there are."""
+    def launch_together(self, number: int, rows: str, cols: str) -> Iterator[str]:
+        """Start the kernel of `together`, of so many `rows` and `cols`."""
         yield f"    {self.function}_together_{number}[(ceil_div({rows}, 32),)]("
-        yield f"        {self.tensors}, partial, totals, {rows}, pieces,"
+        yield f"        {self.tensors}, partial, totals, {rows}, {cols}, pieces,"
         yield "        ROWS=32, PIECES=128, num_warps=8,"
         yield "    )"

@@ -142,4 +142,4 @@ class SumsWriter(Writer):
         yield "        ROWS=block_rows, COLUMNS=block,"
         yield f"        num_warps={self.blocks.num_warps}, maxnreg={self.blocks.max_registers},"
         yield "    )"
-        yield from self.sums.launch_together(0, "cols")
+        yield from self.sums.launch_together(0, "cols", "rows")
