@@ -55,6 +55,7 @@ APART = {
         "torch.relu(self.a(x)).view(200, 13, 20) * self.s",
         "200, 264",
     ),
+    "a share of the number of rows": (LAYER, "torch.relu(self.a(x)) / len(x)", "200, 264"),
     "a mask in each of several": (LAYER, "torch.tril(self.a(x))", "5, 40, 264"),
 }
 # What the epilogue's text needs of CUDA, for a host compiler.
