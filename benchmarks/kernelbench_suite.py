@@ -38,6 +38,7 @@ from tuner.review.summary import summary
 from tuner.run import open_run
 from tuner.trial import to_json
 
+LIMIT_S = 120.0  # of a problem, for each that shares its GPU; of one alone twice that
 END_LINES = 40  # of what a failure said; a frame of a traceback takes three
 FRAME_LINES = 3
 MOST_CHARS = 5000
@@ -157,7 +158,11 @@ def main() -> int:
     parser.add_argument("--problems", default="", help="numbers of each level, as 1,5-7")
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--compile", action="store_true", help="race torch.compile as well")
-    parser.add_argument("--limit-s", type=float, default=180.0, help="of one problem, in seconds")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        help="of one problem, in seconds; 120 for each job, and two at least",
+    )
     parser.add_argument("--devices", default="all", help="as 0,1, of this host")
     parser.add_argument("--jobs", type=int, default=1, help="files that share a GPU")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
@@ -191,7 +196,8 @@ def main() -> int:
     problems = [Problem(config.stem, config) for config in names]
     campaign = Campaign(
         problems, options.runs_dir.resolve(), ["--effort", options.effort],
-        chosen_devices(options.devices, "auto", {}), options.jobs, options.limit_s,
+        chosen_devices(options.devices, "auto", {}), options.jobs,
+        options.limit_s or LIMIT_S * max(2, options.jobs),
         on_end=ended,
     )  # fmt: skip
     states = campaign.work()
