@@ -411,7 +411,7 @@ BEFORE_ACTIVATIONS = {
 def test_before_an_activation_a_norm_is_computed_again_from_a_few_numbers(name, tmp_path):
     """PyTorch keeps all of what an activation reads, and lets the bias be edited meanwhile."""
     init, normed = BEFORE_ACTIVATIONS[name]
-    forward, inputs = f"return nn.functional.silu({normed})", "torch.randn(7, 16, 24, 32)"
+    forward, inputs = f"return nn.functional.silu({normed})", "torch.randn(12, 16, 24, 32)"
     text = TEXT.format(init=init, names="x", forward=forward, inputs=inputs)
     taken = Taken(tmp_path, "before", text)
     assert_gradients_are_as_exact(taken, "before")

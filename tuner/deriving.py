@@ -105,6 +105,12 @@ def derive_operator(
                 f"{path.name}: {names}: not contiguous in get_inputs(); tuned, checked and timed "
                 "as contiguous, so the speed-up is of calls with .contiguous()"
             )
+        for other in forwards[1:]:
+            if (most := other.graph.most_rows) is not None:
+                observer.on_stage(
+                    f"{path.name}: kernels are for up to {most} rows: with more of them its "
+                    "forward does other work"
+                )
         if matches != "none":
             with storage_errors(folder):
                 same = family_of(path, worker, found, [f.graph for f in forwards], folder)

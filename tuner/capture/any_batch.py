@@ -17,7 +17,7 @@ from tuner.capture.batch_numbers import BatchNumber, Linear
 from tuner.capture.graph import Graph, Node, Operand
 from tuner.capture.joint import Captured
 
-__all__ = ["another_batch", "any_batch", "with_batch_numbers"]
+__all__ = ["another_batch", "any_batch", "quotient_of", "with_batch_numbers"]
 
 _RELATIVE = 1e-12  # by which numbers of float64 may differ that went another way
 
@@ -103,12 +103,16 @@ def _numbers(
 
 
 def with_batch_numbers(one: Captured, other: Captured) -> tuple[Captured, Captured]:
-    """Return two records of a module with what they tell of numbers that depend on the batch."""
+    """Return two records of a module with what they tell of numbers that depend on the batch.
+
+    The first has then the rows between which both hold, which the second has.
+    """
     batches = one.graph.batch, other.graph.batch
     if batches[0] is None or batches[1] is None or batches[0] == batches[1]:
         return one, other
     known = batches[0], batches[1]
-    graphs = _both(one.graph, other.graph, known)
+    mine, its = _both(one.graph, other.graph, known)
+    graphs = replace(mine, fewest_rows=its.fewest_rows, most_rows=its.most_rows), its
     found = [replace(each, graph=g) for each, g in zip((one, other), graphs, strict=True)]
     if one.joint is not None and other.joint is not None:
         forwards = _both(one.joint.forward, other.joint.forward, known)
@@ -139,28 +143,32 @@ def _nodes(one: Node, other: Node, batches: tuple[int, int]) -> tuple[Node, Node
 
 
 def _operands(one: Operand, other: Operand, batches: tuple[int, int]) -> tuple[Operand, Operand]:
-    numbers = one, other
-    is_number = [isinstance(n, int | float) and not isinstance(n, bool) for n in numbers]
+    is_number = [isinstance(n, int | float) and not isinstance(n, bool) for n in (one, other)]
     if not all(is_number) or one == other:
         return one, other
-    values = [float(n) for n in numbers]  # type: ignore[arg-type]
+    values = float(one), float(other)  # type: ignore[arg-type]
+    found = quotient_of(values, batches)
+    if found is None:
+        return one, other
+    made = [BatchNumber(v, *found, batch) for v, batch in zip(values, batches, strict=True)]
+    return made[0], made[1]
+
+
+def quotient_of(values: Sequence[float], batches: tuple[int, int]) -> tuple[Linear, Linear] | None:
+    """Return the quotient in which the batch is that a number at two batches is, if any."""
     for above, below in _quotients(values, batches):
         if all(_is_near(_at(above, below, b), v) for b, v in zip(batches, values, strict=True)):
-            made = [
-                BatchNumber(value, above, below, batch)
-                for value, batch in zip(values, batches, strict=True)
-            ]
-            return made[0], made[1]
-    return one, other
+            return above, below
+    return None
 
 
 def _quotients(
     values: Sequence[float], batches: tuple[int, int]
 ) -> Iterator[tuple[Linear, Linear]]:
-    """Yield what the numbers may be a quotient of, of any batch.
+    """Yield what two numbers may be a quotient of, at any batch.
 
-    With n elements in the batch: multiples of n, shares of it, n - 1, n / (n - 1) and shares of
-    n - 1, of which the last three say how many elements a row has.
+    With n elements in the batch: multiples of n, shares of it, n - 1, multiples of n / (n - 1)
+    and shares of n - 1, of which the last three say how many elements a row has.
     """
     (one, other), (first, second) = values, batches
     if 0.0 in values or not all(map(math.isfinite, values)):
@@ -169,14 +177,19 @@ def _quotients(
     yield Linear(one / first, 0.0), one_more
     yield Linear(0.0, one * first), Linear(1.0, 0.0)
     yield Linear(float(round((one + 1.0) / first)), -1.0), one_more
-    if one != 1.0:
-        each = float(round(one / (one - 1.0) / first))
-        yield Linear(each, 0.0), Linear(each, -1.0)
+    # k n / (n - 1), whose inverse is 1 / k - 1 / (k n).
+    slope = (1.0 / one - 1.0 / other) / (1.0 / first - 1.0 / second)
+    if slope:
+        each = float(round(1.0 / first - 1.0 / (one * slope)))
+        less = Linear(each, -1.0)
+        if each:
+            yield Linear(one * less.at(first) / first, 0.0), less
+    # k / (n - 1), whose inverse is n / k - 1 / k.
     slope = (1.0 / other - 1.0 / one) / (second - first)
     rest = slope * first - 1.0 / one
     if rest:
-        each = float(round(slope / rest))
-        yield Linear(0.0, one * (each * first - 1.0)), Linear(each, -1.0)
+        less = Linear(float(round(slope / rest)), -1.0)
+        yield Linear(0.0, one * less.at(first)), less
 
 
 def _at(above: Linear, below: Linear, batch: int) -> float:

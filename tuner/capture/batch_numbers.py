@@ -7,11 +7,9 @@ from its own number of rows or columns.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from tuner.capture.graph import Graph
-from tuner.capture.index_space import Space, axes_of
+from tuner.capture.index_space import Space
 from tuner.capture.operations import literal
 from tuner.trial import Language
 
@@ -20,7 +18,6 @@ __all__ = [
     "Linear",
     "as_float",
     "divisor_text",
-    "fewest_rows",
     "number_text",
 ]
 
@@ -84,20 +81,6 @@ def divisor_text(less: float, size: str, language: Language) -> str:
     found = f"tl.cast({size}, tl.float64)" if language == "triton" else size
     most = "tl.maximum" if language == "triton" else "std::max"
     return f"{most}({found} - {less!r}, 0.0)" if less else found
-
-
-def fewest_rows(graph: Graph) -> int:
-    """Return the fewest rows that loops are for, at any batch.
-
-    Of the variance of one number PyTorch's BatchNorm makes an error.
-    """
-    for node in graph.nodes:
-        shape = graph.value(node.refs[0]).shape if node.op == "var" else ()
-        if shape[:1] == (graph.batch,):
-            axes = axes_of(node, len(shape))
-            if 0 in axes and math.prod(shape[axis] for axis in axes) == graph.batch:
-                return 2
-    return 1
 
 
 def _batch_text(number: BatchNumber, space: Space, language: Language) -> str | None:

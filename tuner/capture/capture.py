@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.any_batch import another_batch
@@ -10,6 +10,7 @@ from tuner.capture.calls import is_assertion
 from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Operand, Ref, Tensor, live
 from tuner.capture.lowering import Lowering, dtype_name, plain
 from tuner.capture.operators import Operators
+from tuner.capture.rows_tried import rows_tried
 from tuner.capture.tracing import Traced, traced
 from tuner.errors import CaptureError
 from tuner.problem.modes import TuneMode
@@ -42,14 +43,20 @@ def capture(
 
 
 def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
-    """Record it for another number of rows (dim 0); None where forward takes no other one."""
+    """Record it for another number of rows (dim 0); None where forward takes no other one.
+
+    The graph has from and up to how many rows both hold.
+    """
     mode: TuneMode = "train" if graph.is_training else "eval"
     if graph.batch is None:
         return None
+    other = another_batch(graph.batch)
     try:
-        return capture(problem, mode=mode, batch=another_batch(graph.batch))
+        found = capture(problem, mode=mode, batch=other)
+        rows = rows_tried(problem, mode, (graph.batch, other))
     except CaptureError:
         return None
+    return None if rows is None else replace(found, fewest_rows=rows[0], most_rows=rows[1])
 
 
 @dataclass(slots=True)

@@ -160,7 +160,8 @@ class Graph:
     afterwards. `rewrites` are the steps that led here from what was captured. `apart` names inputs
     that have no rows of the batch, however many are in dim 0. `returns` is how outputs stand in
     what forward returns, as Python for `str.format`; empty for a tensor, or a tuple of several.
-    `containers` are the classes that it names, as `_CONTAINERS[0]` and so on.
+    `containers` are the classes that it names, as `_CONTAINERS[0]` and so on. Of a graph for any
+    batch, `fewest_rows` and `most_rows` are from and up to how many rows forward does the same.
     """
 
     arguments: tuple[Argument, ...]
@@ -176,6 +177,8 @@ class Graph:
     apart: tuple[str, ...] = ()
     returns: str = ""
     containers: tuple[str, ...] = ()
+    fewest_rows: int = 1
+    most_rows: int | None = None
 
     @property
     def given(self) -> tuple[Tensor, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from tuner.capture.batch_numbers import fewest_rows
 from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.known_text import KNOWN_TEXT
 from tuner.capture.nest import Output
@@ -226,7 +225,8 @@ def usual_text(
         places={names.index(n): p for n, p in picking_inputs(graph).items() if n in names},
         is_number=[not a.is_tensor for a in graph.arguments],
         tuned_rows=batch,
-        fewest_rows=fewest_rows(graph),
+        fewest_rows=graph.fewest_rows,
+        most_rows=graph.most_rows,
         state=_forms((*graph.parameters, *graph.buffers)),
         settings=literal_of(settings),
         default_dtype="get_default_dtype()" if "set_default_dtype" in reference else "float32",

@@ -27,7 +27,7 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Traced", "decompositions", "fake_module", "traced"]
+__all__ = ["Traced", "decompositions", "fake_module", "resized", "traced"]
 
 # Operators that stay whole; all other composite ones are opened into their parts.
 _KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
@@ -154,11 +154,11 @@ def fake_module(
         )
         with_rows = problem.with_rows()
         with fake:
-            values = _resized(values, with_rows, batch)
+            values = resized(values, with_rows, batch)
         yield model, names, values, known
 
 
-def _resized(
+def resized(
     values: tuple[Any, ...], with_rows: tuple[bool, ...], batch: int | None
 ) -> tuple[Any, ...]:
     """Return the inputs with `batch` rows, where dim 0 is the batch."""

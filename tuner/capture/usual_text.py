@@ -55,7 +55,7 @@ _GIVEN = [  # inputs: dtype, whether they have any number of rows, and their fur
 ]
 _IS_NUMBER = {is_number!r}  # of each argument
 _TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no longer fit in 32 bits
-_FEWEST_ROWS = {fewest_rows}  # PyTorch's BatchNorm refuses one row
+_FEWEST_ROWS, _MOST_ROWS = {fewest_rows}, {most_rows}  # between which forward does the same
 _PLACES = {places}  # inputs that pick one of so many, and the number that picks none
 _STATE = {state!r}
 _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
@@ -112,7 +112,7 @@ def has_forms(inputs, on_cpu):
         if is_batched:
             if batch is None:
                 batch = shape[0]
-                if batch < _FEWEST_ROWS:
+                if batch < _FEWEST_ROWS or (_MOST_ROWS and batch > _MOST_ROWS):
                     return False
             elif batch != shape[0]:
                 return False
