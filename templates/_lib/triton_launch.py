@@ -21,6 +21,8 @@ class launched:
     # it. Of one form are launches with the same numbers, and tensors of the same dtypes whose
     # addresses are multiples of 16 or are not: all that Triton compiles a kernel for.
 
+    options = {}  # what it is compiled with besides
+
     def __init__(self, kernel):
         self.kernel = kernel
         self.compiled = {}
@@ -42,12 +44,12 @@ class launched:
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
             if not (self.is_known and LAUNCHES_AT_ONCE):
-                return self.kernel[grid](*arguments, **constants)
+                return self.kernel[grid](*arguments, **constants, **self.options)
             form = self.form_of(arguments, constants)
             found = self.compiled.get(form)
             if found is None:
                 with FIRST_LAUNCH:
-                    made = self.kernel[grid](*arguments, **constants)
+                    made = self.kernel[grid](*arguments, **constants, **self.options)
                 names = self.kernel.arg_names[len(arguments) :]
                 if form is not None and all(name in constants for name in names):
                     if len(self.compiled) >= 256:  # as many numbers of rows, say
@@ -59,3 +61,8 @@ class launched:
             return made
 
         return launch
+
+
+class rounded(launched):
+    # One whose products are rounded before something is added to them or taken from them.
+    options = {"enable_fp_fusion": False}

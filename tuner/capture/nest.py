@@ -218,10 +218,14 @@ class Nest:
         return any(scan.is_backwards for scan in self.scans)
 
     @property
+    def statements(self) -> list[Statement]:
+        """All of them, of rows and of columns."""
+        return [*self.before, *(s for p in self.passes for s in (*p.statements, *p.after))]
+
+    @property
     def computed(self) -> set[str]:
         """The names of all values that it computes."""
-        statements = [*self.before, *(s for p in self.passes for s in (*p.statements, *p.after))]
-        return {s.name for s in statements} | {r.name for r in self.reductions}
+        return {s.name for s in self.statements} | {r.name for r in self.reductions}
 
     def is_inner(self, name: str) -> bool:
         """Whether a value varies over the columns."""

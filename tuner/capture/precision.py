@@ -108,14 +108,21 @@ def with_products(graph: Graph) -> Graph:
     subtraction, it is not rounded first, and the largest may be less than itself: by one unit in
     the last place, which of large numbers is large. A norm subtracts the mean: of products that
     are all alike nothing is left then but what the product lost by its rounding, and the norm
-    enlarges that.
+    enlarges that. Gradients of means add the sum of what is negative instead.
     """
 
-    def asked(*ops: str) -> set[str]:
-        """Return the first operands of some operations."""
-        return {viewed(graph, n.refs[0]).name for n in graph.nodes if n.op in ops and n.refs}
+    def of(name: str) -> str:
+        """Return whose value it is, whatever its shape or sign."""
+        value = viewed(graph, name)
+        while isinstance(value, Node) and value.op == "neg" and value.refs:
+            value = viewed(graph, value.refs[0])
+        return value.name
 
-    apart = asked("amax", "amin", "var") | (asked("mean") & asked("sub"))
+    def asked(*ops: str) -> set[str]:
+        """Return the operands of some operations."""
+        return {of(name) for n in graph.nodes if n.op in ops for name in n.refs}
+
+    apart = asked("amax", "amin", "var") | (asked("mean", "sum") & asked("sub", "add"))
     nodes = [
         replace(n, op="product") if n.op == "mul" and n.name in apart else n for n in graph.nodes
     ]

@@ -75,6 +75,8 @@ class Writer:
         self.pieces = ""
         self.is_given_pieces = False
         self.split = nest
+        has_products = any(s.op == "product" for s in nest.statements)
+        self.launched = "@rounded" if has_products else "@launched"
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
@@ -85,7 +87,7 @@ class Writer:
     # ---- a program has rows of its own, or blocks of them -------------------------------------
 
     def _signature(self) -> Iterator[str]:
-        yield from ("", "", "@launched", '@triton.jit(do_not_specialize=["num_rows"])')
+        yield from ("", "", self.launched, '@triton.jit(do_not_specialize=["num_rows"])')
         yield f"def {self.function}_kernel("
         yield f"    {', '.join(self.pointers)}, num_rows, num_columns,"
         more = ", IS_ONE_BLOCK: tl.constexpr" if self.folds else ""

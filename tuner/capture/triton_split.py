@@ -73,7 +73,7 @@ class SplitWriter(_PartsWriter):
             if number - 1 in self.moments:
                 continue
             pair = self.moments.get(number)
-            yield from ("", "", "@launched", "@triton.jit")
+            yield from ("", "", self.launched, "@triton.jit")
             yield f"def {self.function}_pass_{number}("
             yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns,"
             yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,"
@@ -92,7 +92,7 @@ class SplitWriter(_PartsWriter):
                 at = f"({index} * num_rows + row_ids) * pieces + program % pieces"
                 yield f"    tl.store(partial + {at}, {name}, mask=is_row)"
         if has_rows:
-            yield from ("", "", "@launched", "@triton.jit")
+            yield from ("", "", self.launched, "@triton.jit")
             yield f"def {self.function}_results("
             yield f"    {', '.join(self.pointers)}, totals, num_rows, num_columns,"
             yield "    ROWS: tl.constexpr,"
@@ -181,7 +181,7 @@ class AcrossWriter(_PartsWriter):
         yield from (
             "",
             "",
-            "@launched",
+            self.launched,
             '@triton.jit(do_not_specialize=["num_columns", "pieces"])',
         )
         yield f"def {self.function}_pass_{number}("
@@ -204,7 +204,7 @@ class AcrossWriter(_PartsWriter):
         """Put together what the programs of a pass found; write what that is of a row."""
         each = self.nest.passes[number]
         not_for = '@triton.jit(do_not_specialize=["num_columns", "pieces"])'
-        yield from ("", "", "@launched", not_for)
+        yield from ("", "", self.launched, not_for)
         yield f"def {self.function}_together_{number}("
         yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns, pieces,"
         yield "    ROWS: tl.constexpr, PIECES: tl.constexpr,"

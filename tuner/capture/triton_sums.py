@@ -106,7 +106,7 @@ class SumsWriter(Writer):
         return head + "\n".join(lines) + "\n"
 
     def _kernel(self) -> Iterator[str]:
-        yield from ("", "", "@launched", '@triton.jit(do_not_specialize=["num_rows"])')
+        yield from ("", "", self.launched, '@triton.jit(do_not_specialize=["num_rows"])')
         yield f"def {self.function}_kernel("
         yield f"    {', '.join(self.pointers)}, partial, num_rows, num_columns,"
         yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr,"
