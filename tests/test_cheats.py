@@ -20,6 +20,7 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
+from tuner.check.lending import STAGING_SHARE
 from tuner.check.probes import thorough_probes
 from tuner.errors import WorkerError
 from tuner.evaluate import process, second_clock
@@ -250,8 +251,9 @@ def test_what_a_check_takes_of_a_gpus_memory_is_seen(num_pairs, tmp_path):
     assert min(len(some) for some in seen.values()) > 20
     for some in seen.values():
         # What cuBLAS wants for each thread and stream is no part of an estimate: 32 MB each, which
-        # made 1.8 GB of an H200.
-        assert all(0.0 < used < estimated + 2**31 / total_bytes for estimated, used in some)
+        # made 1.8 GB of an H200. Nor is the piece that a contender lends for a whole check.
+        more = 2**31 / total_bytes + STAGING_SHARE
+        assert all(0.0 < used < estimated + more for estimated, used in some)
 
 
 @pytest.mark.gpu
