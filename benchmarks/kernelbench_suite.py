@@ -7,10 +7,10 @@
 
 A campaign (`tuner.campaign`) tunes each file by a `tune` of its own, whole forward, in the mode
 that the file leaves the module in, on all GPUs or those of `--devices`. OUT holds one entry a
-problem and is written after each: what it holds is not tuned again, so that a run that was cut
-off goes on, and machines share the work by `--problems`. With `--jobs` several files share a GPU:
-while one times on it, which it has alone for that (`tuner.machine.turns`), others are captured,
-built and compiled.
+problem and is written after each: what it holds is not tuned again, but for files that were not
+over in time, so that a run that was cut off goes on, and machines share the work by `--problems`.
+With `--jobs` several files share a GPU: while one times on it, which it has alone for that
+(`tuner.machine.turns`), others are captured, built and compiled.
 
 Prints a line a problem as it ends, then counts by verdict and the geometric mean of the exported
 files' speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was
@@ -169,6 +169,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, help="where the entries are kept")
     options = parser.parse_args()
     entries: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
+    entries = {name: e for name, e in entries.items() if e["kind"] != "no file in time"}
     paths = {
         f"level{level}/{path.name}": path
         for level in options.level or (1, 2)
