@@ -16,6 +16,7 @@ from dataclasses import replace
 from tuner.capture.batch_numbers import BatchNumber, Linear
 from tuner.capture.graph import Graph, Node, Operand
 from tuner.capture.joint import Captured
+from tuner.capture.ranges import most_rows_of
 
 __all__ = ["another_batch", "any_batch", "quotient_of", "with_batch_numbers"]
 
@@ -112,7 +113,10 @@ def with_batch_numbers(one: Captured, other: Captured) -> tuple[Captured, Captur
         return one, other
     known = batches[0], batches[1]
     mine, its = _both(one.graph, other.graph, known)
-    graphs = replace(mine, fewest_rows=its.fewest_rows, most_rows=its.most_rows), its
+    most = [rows for rows in (its.most_rows, most_rows_of(mine)) if rows is not None]
+    fewest, up_to = its.fewest_rows, min(most, default=None)
+    mine, its = (replace(g, fewest_rows=fewest, most_rows=up_to) for g in (mine, its))
+    graphs = mine, its
     found = [replace(each, graph=g) for each, g in zip((one, other), graphs, strict=True)]
     if one.joint is not None and other.joint is not None:
         forwards = _both(one.joint.forward, other.joint.forward, known)

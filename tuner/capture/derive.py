@@ -33,7 +33,7 @@ from tuner.capture.module_text import given_of, has_batch, model_new, results_of
 from tuner.capture.own_parameters import NAMES, SECOND
 from tuner.capture.partitions import partitions_of, worth_a_search
 from tuner.capture.precision import num_bytes_of
-from tuner.capture.ranges import ranges_in
+from tuner.capture.ranges import have_same_ranges
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import (
@@ -72,7 +72,7 @@ _NEEDED = {
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
-FORMAT = 69  # of what is written; part of the key
+FORMAT = 70  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -221,7 +221,8 @@ def _for_any_batch(
 ) -> dict[str, str] | None:
     """Return the texts of an operator for any batch, None where there are none."""
     one, two = mine.graph.batch, other.graph.batch
-    if _ranges_of(mine) != _ranges_of(other):  # floats are exact for numbers up to a bound
+    graphs = _graphs_of(mine), _graphs_of(other)
+    if not all(map(have_same_ranges, *graphs)):
         return None
     stages = stages_of(mine.graph)
     given = [t for t in given_of(mine.graph, stages) if has_batch(mine.graph, t, one)]
@@ -244,10 +245,9 @@ def _for_any_batch(
     return found
 
 
-def _ranges_of(captured: Captured) -> list[list[object]]:
+def _graphs_of(captured: Captured) -> list[Graph]:
     joint = captured.joint
-    graphs = [captured.graph, *((joint.forward, joint.gradients) if joint else ())]
-    return [ranges_in(graph) for graph in graphs]
+    return [captured.graph, *((joint.forward, joint.gradients) if joint else ())]
 
 
 def _templates(parts: Sequence[Part], partitions: Mapping[str, Stages], op: str) -> dict[str, str]:

@@ -29,7 +29,9 @@ NAMES = (
     *("tile_rows", "tile_columns", "block_rows", "block_columns"),
 )
 SECOND = "_2"
-SMALL = 8  # times fewer elements than the largest nest: not worth parameters of its own
+# Times fewer elements than the largest nest: not worth parameters of its own. No power of 2, which
+# a module may have at its own batch but not at the next prime.
+SMALL = 7.5
 _NAME = re.compile(rf"\b({'|'.join(NAMES)})\b")
 _TAG = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 

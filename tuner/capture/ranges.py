@@ -22,7 +22,13 @@ from tuner.capture.operations import OPERATIONS
 from tuner.capture.precision import EXACT, FLOATS
 from tuner.capture.viewing import real_name
 
-__all__ = ["computed_of_ranges", "ranges_in", "with_ranges", "with_ranges_read"]
+__all__ = [
+    "computed_of_ranges",
+    "have_same_ranges",
+    "most_rows_of",
+    "with_ranges",
+    "with_ranges_read",
+]
 
 _WHOLE = {"int32", "int64"}
 _SAME = {"view", "expand", "cast"}
@@ -30,14 +36,37 @@ _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 Bounds = tuple[int, int]  # the least and the largest value
 
 
-def ranges_in(graph: Graph) -> list[object]:
-    """Return what tells two graphs apart in their ranges: lengths, first numbers and steps."""
-    return [(n.shape, n.attrs) for n in graph.nodes if n.op == "arange"]
+def have_same_ranges(one: Graph, other: Graph) -> bool:
+    """Whether two graphs, of two batches, have ranges of the same lengths, or as long as these."""
+    ranges = _ranges_in(one), _ranges_in(other)
+    if len(ranges[0]) != len(ranges[1]):
+        return False
+    rows = (one.batch,), (other.batch,)
+    return all(
+        a.attrs == b.attrs and (a.shape == b.shape or (a.shape, b.shape) == rows)
+        for a, b in zip(*ranges, strict=True)
+    )
+
+
+def most_rows_of(graph: Graph) -> int | None:
+    """Return up to how many rows floats are exact for what is computed of ranges; None: any.
+
+    That grows with the rows, or with their square.
+    """
+    batch = graph.batch
+    if batch is None or all(node.shape != (batch,) for node in _ranges_in(graph)):
+        return None
+    most = max((max(map(abs, own)) for own in _bounds_of(graph).values()), default=1)
+    return int(batch * math.sqrt(EXACT / max(1, most)))
+
+
+def _ranges_in(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "arange"]
 
 
 def with_ranges(graph: Graph) -> Graph:
     """Return the graph with ranges as indices, and whole numbers computed of them as floats."""
-    if not ranges_in(graph):
+    if not _ranges_in(graph):
         return graph
     found = _as_floats(graph)
     taken = {t.name for t in graph.given} | {n.name for n in graph.nodes}
