@@ -63,6 +63,6 @@ class launched:
         return launch
 
 
-class rounded(launched):
+class launched_rounded(launched):
     # One whose products are rounded before something is added to them or taken from them.
     options = {"enable_fp_fusion": False}

@@ -10,6 +10,7 @@ says what they compute, so that it is right, and as fast, before anybody edits i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,8 @@ def _begin(text: str, function: str) -> int:
     if (at := text.find(f'extern "C" const char* {function}(')) >= 0:
         return at
     at = text.rfind("@triton.jit", 0, text.index(f"def {function}_"))
-    return at - len("@launched\n") if text.endswith("@launched\n", 0, at) else at
+    launched = re.search(r"@launched\w*\n\Z", text[:at])
+    return at if launched is None else launched.start()
 
 
 def _about(graph: Graph, nest: Nest, module: Path) -> Iterator[str]:

@@ -76,7 +76,7 @@ class Writer:
         self.is_given_pieces = False
         self.split = nest
         has_products = any(s.op == "product" for s in nest.statements)
-        self.launched = "@rounded" if has_products else "@launched"
+        self.launched = "@launched_rounded" if has_products else "@launched"
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
