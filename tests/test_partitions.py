@@ -4,6 +4,7 @@ import pytest
 import torch
 from cpu_machine import FACTS, GPP, compiled
 from test_any_module import F, answers, assert_as_exact, derive, in_float64, text_of
+from test_matching import TEXT
 from test_steps import Taken, assert_gradients_are_as_exact
 
 from tuner.capture.capture import capture
@@ -219,6 +220,14 @@ def test_windows_that_overlap_read_what_is_stored(tmp_path, monkeypatch):
     (tmp_path / "overlapping.py").write_text(text_of("overlapping"))
     graph = capture(load_problem(tmp_path / "overlapping.py"))
     assert "tanh" in stages_of(graph, Partition(is_recomputed=True)).between
+
+
+def test_work_that_would_be_computed_again_for_ever_has_no_such_template(tmp_path):
+    text = TEXT.format(
+        init="self.l = nn.Linear(40, 30)", names="x", inputs="torch.randn(16, 40)",
+        forward="return self.l(x).mean(1) * x[:, 0].exp()",
+    )  # fmt: skip
+    assert_gradients_are_as_exact(Taken(tmp_path, "again", text), "again")
 
 
 def test_a_scan_of_an_image_has_no_template_that_is_channels_last(tmp_path, monkeypatch):

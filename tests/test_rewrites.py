@@ -15,7 +15,8 @@ from test_any_module import answers, assert_as_exact, in_float64
 from test_capture import HEAD, model_text
 
 from benchmarks.kernelbench_suite import in_short, is_apart, line_of
-from tuner.capture.capture import capture
+from tuner.capture.any_batch import with_batch_numbers
+from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
 from tuner.capture.graph import GRAPH_FILE, Argument, Graph, Node, Ref, Tensor
 from tuner.capture.joint import Captured
@@ -253,6 +254,18 @@ def test_outputs_that_are_the_same_for_all_finite_inputs_are_named(tmp_path):
         ]
         same = [torch.equal(one, other) for one, other in zip(*runs, strict=True)]
         assert same == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("most", ["20.0", "10.0"])
+def test_a_bound_that_depends_on_the_batch_is_no_number_to_merge(most, tmp_path):
+    """Of 16 and 17 rows the least of it and 20 is the number of rows, and 10 at both."""
+    forward = f"return torch.exp(x).clamp(max={most}).clamp(max=len(x)).sin()"
+    problem, graph = seen(tmp_path, "pass", forward, "torch.randn(16, 40)")
+    other = with_another_batch(problem, graph)
+    assert other is not None
+    assert rewritten(graph).rewrites
+    for captured in with_batch_numbers(Captured(graph), Captured(other)):
+        assert not rewritten(captured.graph).rewrites
 
 
 BOTH = (

@@ -194,6 +194,10 @@ OVER_THE_BATCH = {
                 "(x - x.mean(0)) * self.w / len(x)", "torch.randn(8, 40)"),
     "loss": ("self.w = nn.Parameter(torch.rand(40))",
              "F.mse_loss(torch.tanh(x * self.w), x)", "torch.randn(8, 40)"),
+    "spread over rows": ("self.w = nn.Parameter(torch.rand(40))",
+                         "torch.tanh(x.sum(0)) * self.w", "torch.randn(8, 40)"),
+    "spread over columns": ("self.w = nn.Parameter(torch.rand(1))",
+                            "torch.tanh(x.sum(1)) * self.w", "torch.randn(8, 40)"),
     "variance": ("self.w = nn.Parameter(torch.rand(5, 1))",
                  "x * self.w / (1 + x.var((0, 2), keepdim=True))", "torch.randn(8, 5, 40)"),
 }  # fmt: skip
@@ -234,6 +238,9 @@ def test_triton_gradients_are_as_exact_as_pytorchs(name, tmp_path):
 # Steps whose loops or calls know the batch: rows that are another dimension of a result, and a
 # call that takes the sizes of what it gives.
 FOR_ONE_BATCH = {
+    "one number for all rows": (
+        "self.w = nn.Parameter(torch.rand(20))", "return x.mean(0) * self.w", "16, 20",
+    ),
     "rows behind": (
         "self.l, self.n = nn.Linear(20, 64), nn.GroupNorm(16, 64); "
         "self.b = nn.Parameter(torch.rand(1, 64, 1, 1))",

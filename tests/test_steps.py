@@ -131,8 +131,8 @@ TAKEN = [
     "two_results", "min_max", "group_norm", "cosine", "linear_relu_linear", "avg_pool",
     "cross_entropy", "convolution_relu_scale", "batch_norm", "max_pool",
 ]  # fmt: skip
-# Of one row PyTorch makes no variance.
-OTHER_BATCHES = {"batch_norm": (2, 6)}
+# Of one row PyTorch makes no variance, and of two all normalised numbers are alike.
+OTHER_BATCHES = {"batch_norm": (3, 6)}
 
 
 class AsBuilt(Taken):

@@ -84,6 +84,10 @@ FORMS: dict[str, tuple[str, str, str]] = {
     ),
     "patches": (f"({F}.unfold(x, 3, padding=1).view(-1, 3, 9, 63) * 2).amax(2) - 1", "",
                 "torch.randn(5, 3, 7, 9)"),
+    "rows counted": (
+        "((y + len(x)).float()[:, None] * x.exp(), y * len(x), torch.arange(40) * len(x) + x)",
+        "", f"{X}[0, :, :40], torch.randint(9, (33,))",
+    ),
     "a part written": ("(lambda t: (t[:, 1:].copy_(x[:, :-1] > 0), x * t)[1])(x > 1)", "", Y),
 }  # fmt: skip
 FOR_ONE_BATCH = {
@@ -94,6 +98,7 @@ FOR_ONE_BATCH = {
     "added to places",
     "chosen",
     "returned in other types",
+    "rows counted",
 }
 
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
+from tuner.capture.any_batch import with_batch_numbers
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
 from tuner.capture.graph import Graph
@@ -99,6 +100,8 @@ def derive_operator(
         except JobFailed as failure:
             raise explained(failure) from failure
         forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
+        if len(forwards) == 2:  # before it is rewritten: what both have in common may not stay so
+            forwards = [*with_batch_numbers(*forwards)]
         if found["strided"]:
             names = ", ".join(found["strided"])
             observer.on_stage(

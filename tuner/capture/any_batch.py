@@ -8,6 +8,7 @@ alone.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,12 @@ from dataclasses import replace
 
 from tuner.capture.batch_numbers import BatchNumber, Linear
 from tuner.capture.graph import Graph, Node, Operand
+from tuner.capture.index_space import axes_of
 from tuner.capture.joint import Captured
+from tuner.capture.precision import FLOATS
 from tuner.capture.ranges import most_rows_of
 
-__all__ = ["another_batch", "any_batch", "quotient_of", "with_batch_numbers"]
+__all__ = ["another_batch", "any_batch", "lacks_batch", "quotient_of", "with_batch_numbers"]
 
 _RELATIVE = 1e-12  # by which numbers of float64 may differ that went another way
 
@@ -55,6 +58,21 @@ def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> s
         return None
     found = [_line(a, b, batches, name) for a, b in zip(*lines, strict=True)]
     return None if None in found else "\n".join(line for line in found if line is not None)
+
+
+def lacks_batch(op_yaml: str) -> bool:
+    """Whether results of a further call have the batch, which none of its arguments has.
+
+    So where a gradient is one number for all rows.
+    """
+    (extra,) = re.findall(r"^extra: (.*)$", op_yaml, re.MULTILINE) or ["{}"]
+    for call in json.loads(extra).values():
+        given, made = (
+            json.dumps([t.get("shape") for t in call[k]]) for k in ("arguments", "outputs")
+        )
+        if re.search(r"\bbatch\b", made) and not re.search(r"\bbatch\b", given):
+            return True
+    return False
 
 
 def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | None:
@@ -114,7 +132,7 @@ def with_batch_numbers(one: Captured, other: Captured) -> tuple[Captured, Captur
     known = batches[0], batches[1]
     mine, its = _both(one.graph, other.graph, known)
     most = [rows for rows in (its.most_rows, most_rows_of(mine)) if rows is not None]
-    fewest, up_to = its.fewest_rows, min(most, default=None)
+    fewest, up_to = max(its.fewest_rows, _fewest_of_variances(mine)), min(most, default=None)
     mine, its = (replace(g, fewest_rows=fewest, most_rows=up_to) for g in (mine, its))
     graphs = mine, its
     found = [replace(each, graph=g) for each, g in zip((one, other), graphs, strict=True)]
@@ -125,6 +143,20 @@ def with_batch_numbers(one: Captured, other: Captured) -> tuple[Captured, Captur
             joint = replace(joint, forward=forwards[n], gradients=gradients[n])
             found[n] = replace(found[n], joint=joint)
     return found[0], found[1]
+
+
+def _fewest_of_variances(graph: Graph) -> int:
+    """Return from how many rows on gradients of a variance over the rows are no mere rounding.
+
+    Of two numbers all normalised ones are 1 or -1, whatever they are.
+    """
+    for node in graph.nodes:
+        shape = graph.value(node.refs[0]).shape if node.op == "var" else ()
+        if shape[:1] == (graph.batch,):
+            axes = axes_of(node, len(shape))
+            if 0 in axes and math.prod(shape[axis] for axis in axes) == graph.batch:
+                return 3
+    return 1
 
 
 def _both(one: Graph, other: Graph, batches: tuple[int, int]) -> tuple[Graph, Graph]:
@@ -138,7 +170,8 @@ def _both(one: Graph, other: Graph, batches: tuple[int, int]) -> tuple[Graph, Gr
 
 
 def _nodes(one: Node, other: Node, batches: tuple[int, int]) -> tuple[Node, Node]:
-    if one.args == other.args or len(one.args) != len(other.args):
+    is_float = one.dtype in FLOATS  # arithmetic on whole numbers stays what it is
+    if not is_float or one.args == other.args or len(one.args) != len(other.args):
         return one, other
     args = [_operands(a, b, batches) for a, b in zip(one.args, other.args, strict=True)]
     return replace(one, args=tuple(a for a, _ in args)), replace(

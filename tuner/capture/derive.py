@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from tuner.capture.any_batch import any_batch, with_batch_numbers
+from tuner.capture.any_batch import any_batch, lacks_batch, with_batch_numbers
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_of_clusters
 from tuner.capture.graph import GRAPH_FILE, Graph
@@ -242,7 +242,7 @@ def _for_any_batch(
             found[file] = both
         elif file in _NEEDED:
             return None
-    return found
+    return None if lacks_batch(found["op.yaml"]) else found
 
 
 def _graphs_of(captured: Captured) -> list[Graph]:

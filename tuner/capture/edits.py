@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
+from tuner.capture.batch_numbers import BatchNumber
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor, in_order, live
 from tuner.capture.vocabulary import VOCABULARY
 
@@ -124,8 +125,11 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def number_of(operand: Operand) -> float | None:
-    """Return an operand that is a number of Python's; None for tensors and truths."""
-    if isinstance(operand, Ref | bool):
+    """Return an operand that is a number of Python's; None for tensors and truths.
+
+    None for what is another number at another batch, too.
+    """
+    if isinstance(operand, Ref | bool | BatchNumber):
         return None
     try:
         return float(operand)

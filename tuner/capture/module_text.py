@@ -13,6 +13,7 @@ from textwrap import indent
 from typing import Any
 
 from tuner.capture.graph import Graph, Node, Tensor
+from tuner.capture.index_space import SAME_ORDER
 from tuner.capture.known_text import KNOWN_TEXT
 from tuner.capture.nest import Output
 from tuner.capture.parameters_text import parameters_of
@@ -26,7 +27,7 @@ from tuner.capture.usual_text import BESIDE_TEXT, USUAL_TEXT
 
 __all__ = [
     "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch", "made_whole",
-    "model_new", "result_of", "results_of", "rows_of", "state_text", "usual_text",
+    "model_new", "result_of", "results_of", "rows_of", "spread_by", "state_text", "usual_text",
     "view_of",
 ]  # fmt: skip
 
@@ -81,11 +82,22 @@ def argument_of(
     return f"{source}{as_bytes}{reshaped}"
 
 
-def result_of(value: Tensor | Node, source: str) -> str:
+def spread_by(graph: Graph, name: str) -> list[Node]:
+    """Return the views by which a result has more elements than what is made of it; or none."""
+    value, steps = graph.value(name), list[Node]()
+    while isinstance(value, Node) and value.op in SAME_ORDER:
+        steps.insert(0, value)
+        value = graph.value(value.refs[0])
+    return steps if math.prod(value.shape) != math.prod(graph.value(name).shape) else []
+
+
+def result_of(graph: Graph, name: str, source: str) -> str:
     """Return a result in its own shape."""
+    steps = spread_by(graph, name)
+    value = graph.value(steps[0].refs[0] if steps else name)
     as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
     shape = f"({', '.join(map(str, value.shape))},)" if value.shape else "()"
-    return f"{source}{as_bool}.view({shape})"
+    return f"{source}{as_bool}.view({shape}){''.join(map(view_of, steps))}"
 
 
 def made_whole(graph: Graph, stages: Stages) -> list[bool]:
@@ -161,7 +173,7 @@ def model_new(
     whole = made_whole(graph, stages)
     for name, given, is_whole in zip(stages.outputs, graph.outputs, whole, strict=True):
         source = f"made[{written.index(name)}]"
-        results.append(source if is_whole else result_of(graph.value(given), source))
+        results.append(source if is_whole else result_of(graph, given, source))
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
     buffers = [state_text(buffer) for buffer in stages.updates]

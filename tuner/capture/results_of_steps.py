@@ -10,7 +10,7 @@ from collections.abc import Container
 
 from tuner.capture.graph import Graph, behind
 from tuner.capture.joint import Joint
-from tuner.capture.module_text import made_whole, result_of
+from tuner.capture.module_text import made_whole, result_of, spread_by
 from tuner.capture.stages import Stages
 
 __all__ = ["returned_by", "why_not_given"]
@@ -26,6 +26,8 @@ def why_not_given(joint: Joint) -> str:
         return "not each of its results depends on every input and parameter"
     if any(own & behind(nodes, {name}) > {name} for name in own):
         return "one of its results is computed from another"
+    if any(spread_by(joint.forward, name) for name in own):
+        return "one of its results is a value that is expanded"
     return ""
 
 
@@ -42,8 +44,8 @@ def returned_by(graph: Graph, forward: Graph, stages: Stages, saved: Container[s
         if is_whole:
             found.append(source)
         elif "float" in value.dtype and own not in saved:
-            shape = result_of(value, "").removeprefix(".view(").removesuffix(")")
+            shape = result_of(graph, name, "").removeprefix(".view(").removesuffix(")")
             found.append(f"torch.ops.aten._unsafe_view.default({source}, {shape})")
         else:
-            found.append(result_of(value, source))
+            found.append(result_of(graph, name, source))
     return found

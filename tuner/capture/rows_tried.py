@@ -7,6 +7,7 @@ fake tensors, which cost milliseconds, do.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["MANY_ROWS", "rows_tried"]
 
 MANY_ROWS = 2**20 + 7  # what is the same there is taken for the same at any larger number
+# Powers of two and what divides by few of them, beside those of the records.
+_TRIED = (
+    *range(1, 13),
+    *(15, 16, 17, 20, 24, 31, 32, 33, 48, 60, 64, 65, 96, 100, 101, 127, 128, 129, 192, 200),
+    *(255, 256, 257, 384, 500, 512, 513, 768, 1000, 1023, 1024, 1025, 1536, 2000, 2048, 2049),
+    *(3072, 4096, 4097, 8192, 10_000, 16_384, 20_001, 65_536, 100_003, 2**17, 2**18 + 1),
+    *(2**20, MANY_ROWS),
+)
+_FEW_STEPS = 400  # of a forward that is called at all of these; of a larger one at a third
 _MORE_STEPS = 4  # as many as at its own batch: then a call has become a loop, and is cut off
 
 
@@ -66,9 +76,17 @@ def rows_tried(
 
         if not is_same_at(other):
             return None
-        fewest = next(rows for rows in (1, 2, 8, own) if rows >= own or is_same_at(rows))
-        many = next(rows for rows in (MANY_ROWS, 4 * other + 1, other) if is_same_at(rows))
-    return min(fewest, own), None if many == MANY_ROWS else many
+        tried = _TRIED if found[own].num_steps <= _FEW_STEPS else (1, 2, *_TRIED[2::3])
+        fewest, most_rows = own, other
+        for rows in (n for n in reversed(tried) if n < own):
+            if not is_same_at(rows):
+                break
+            fewest = rows
+        for rows in (n for n in tried if n > other):
+            if not is_same_at(rows):
+                break
+            most_rows = rows
+    return fewest, None if most_rows >= MANY_ROWS else most_rows
 
 
 def _called(
@@ -109,6 +127,8 @@ def _called(
     fake = next((x.fake_mode for x in tensors if hasattr(x, "fake_mode")), None)
     if fake is None:
         return None
+    silent = logging.root.manager.disable  # PyTorch logs an error that is raised as well
+    logging.disable(logging.CRITICAL)
     try:
         with fake, enable_python_dispatcher():  # recurrent networks are known by shape there
             given = resized(*inputs, rows)
@@ -116,6 +136,8 @@ def _called(
                 model(*given)
     except Exception:  # whatever a user's forward raises there
         return None
+    finally:
+        logging.disable(silent)
     return record
 
 

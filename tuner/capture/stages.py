@@ -240,6 +240,8 @@ def _first(
         if partition != _DEFAULT:
             again = _computed_again(graph, left, later, results)
         rest = [n for n in left if n.name in later or n.name in again]
+        if len(rest) == len(left):  # the same again, for ever
+            raise first or refusal(own[0], f"{own[0].op}, which later nests compute again")
         read = {real_name(graph, r) for n in rest for r in n.refs}
         wanted = {
             n.name: memory.get(n.name, stored_as(n))

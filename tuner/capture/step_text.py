@@ -137,7 +137,7 @@ def step_text(
     whole = made_whole(forward, stages)
     incoming = {name: f"grads[{i}].contiguous()" for i, name in enumerate(joint.incoming) if name}
     incoming |= {
-        name: result_of(joint.gradients.value(name), incoming[name])
+        name: result_of(joint.gradients, name, incoming[name])
         for name, is_whole in zip(joint.incoming, whole, strict=False)
         if name and not is_whole
     }
@@ -147,7 +147,7 @@ def step_text(
         if f"result_{i}" in read:
             # A view of what is returned would hold this step, which holds the view: for ever.
             source = f"{made[name]}.detach()" if made[name] in returned else made[name]
-            source = source if whole[i] else result_of(forward.value(name), source)
+            source = source if whole[i] else result_of(forward, name, source)
             results.append(f"        result_{i} = {source}\n")
     for name, steps in joint.copies.items():
         if kept[name] in read:
@@ -172,7 +172,7 @@ def step_text(
                 found.append("None")
                 continue
             source = incoming.get(viewed(joint.gradients, gradient).name) or made[gradient]
-            value = source if gradient in done else result_of(tensor, source)
+            value = source if gradient in done else result_of(joint.gradients, gradient, source)
             found.append(f"{value} if ctx.needs_input_grad[{place}] else None")
         lines = [f"made = {call}({arguments})", "return ("]
         lines += [*(f"    {line}," for line in found), ")"]
