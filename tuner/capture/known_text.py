@@ -43,38 +43,49 @@ class Known:
         self.parts = parts
         self.edited = edited
         self.names = [*state]
-        self.tensors = [weakref.ref(x) for x in state.values()]
+        self.places = places_of(module, parts, [*state.values()])
         self.changes = changes
         self.calls = {}  # guards, and whether it is a step; by grad mode and the inputs' shapes
 
-    def is_as_before(self, module):
+    def tensors_of(self, module):
+        # The module's tensors, of which guards know what they have to be; None where parts or
+        # attributes are not as before. Tensors may be others: to refer to one weakly would keep
+        # `torch.utils.swap_tensors` from working.
+        tables = []
         for part, kind, count, names, values, keys, held_by in self.parts:
             is_part = part is not None
             part = part() if is_part else module
             if type(part) is not kind:
-                return False
+                return None
             held = part.__dict__
             if len(held) != count or not all(map(is_, map(held.get, names), values)):
-                return False
+                return None
             if is_part and (
                 held["_forward_hooks"]
                 or held["_forward_pre_hooks"]
                 or held["_backward_hooks"]
                 or held["_backward_pre_hooks"]
             ):
-                return False
+                return None
             own, buffers, parts = held["_parameters"], held["_buffers"], held["_modules"]
             if [*own, *buffers, *parts] != keys:
-                return False
-            now = [*own.values(), *buffers.values(), *parts.values()]
-            if not all(map(is_, now, [reference() for reference in held_by])):
-                return False
+                return None
+            if not all(map(is_, parts.values(), [reference() for reference in held_by])):
+                return None
+            tables += own, buffers
         for part, name, before in self.edited:
             now = []
             is_flat = is_flattened((module if part is None else part()).__dict__.get(name), now)
             if not is_flat or len(now) != len(before) or not all(map(is_, now, before)):
-                return False
-        return bool(self.parts)
+                return None
+        if self.places is None or not self.parts:
+            return None
+        places, tied, absent = self.places
+        if any([tables[i][key] is not tables[j][same] for i, key, j, same in tied]):
+            return None
+        if any([tables[i][key] is not None for i, key in absent]):
+            return None
+        return [tables[i][key] for i, key in places]
 
     def forget(self):
         # Of a module that was edited it keeps how often it was.
@@ -161,14 +172,30 @@ def parts_of(module):
                 return None
             edited.append((own, name, before))
         tables = held["_parameters"], held["_buffers"], held["_modules"]
-        now = [x for table in tables for x in table.values()]
+        parts = [*tables[2].values()]
         found.append((
             own, type(part), len(held), same, [held[name] for name in same],
             [name for table in tables for name in table],
-            [type(None) if x is None else weakref.ref(x) for x in now],
+            [type(None) if x is None else weakref.ref(x) for x in parts],
         ))  # fmt: skip
-        left += [x for x in tables[2].values() if x is not None]
+        left += [x for x in parts if x is not None]
     return found, edited
+
+
+def places_of(module, parts, tensors):
+    # In which tables of the parts the tensors are, further places of the same, and where there is
+    # nothing. None where one is in no table.
+    held = [(module if part is None else part()).__dict__ for part, *_ in parts]
+    tables = [each[name] for each in held for name in ("_parameters", "_buffers")]
+    first, tied, absent = {}, [], []
+    for i, table in enumerate(tables):
+        for key, x in table.items():
+            if x is None:
+                absent.append((i, key))
+            elif (place := first.setdefault(id(x), (i, key))) != (i, key):
+                tied.append((i, key, *place))
+    places = [first.get(id(x)) for x in tensors]
+    return None if None in places else (places, tied, absent)
 
 
 def is_watched():
@@ -194,10 +221,10 @@ def known_call(module, *inputs):
     guards, is_step = known.calls.get(tuple(form), (None, False))
     if guards is None:
         return None, False
-    if not known.is_as_before(module):
+    tensors = known.tensors_of(module)
+    if tensors is None:
         known.forget()
         return None, False
-    tensors = [reference() for reference in known.tensors]
     if not guards.check(*inputs, *tensors):
         return None, False
     return dict(zip(known.names, tensors)), is_step
@@ -213,7 +240,7 @@ def remember(module, state, is_step, *inputs):
     known = _KNOWN.get(id(module))
     if known is not None and known.module() is not module:
         known = None
-    if known is None or not known.is_as_before(module):
+    if known is None or known.tensors_of(module) is None:
         changes = 0 if known is None else known.changes + 1
         parts = parts_of(module) if changes < _MOST_CHANGES else None
         if parts is None:
