@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 
-__all__ = ["Norm", "OfFour", "Optional", "Outer", "Scaled"]
+__all__ = ["Halved", "Norm", "OfFour", "Optional", "Outer", "Scaled"]
 
 
 class Scaled(nn.Module):
@@ -39,6 +39,13 @@ class Optional(nn.Module):
         self, x: torch.Tensor, by: float = 2.0, *, is_shifted: bool = False
     ) -> torch.Tensor:
         return torch.sigmoid(x * by) + float(is_shifted)
+
+
+class Halved(nn.Module):
+    """Depends on the number of rows in a way that two of them do not tell."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * (len(x) // 2)
 
 
 class OfFour(nn.Module):

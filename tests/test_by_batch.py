@@ -474,7 +474,7 @@ def test_files_that_differ_in_rows_alone_share_what_is_compiled(tmp_path):
 
 
 @needs_gpp
-@pytest.mark.parametrize("name", ["batch_norm_of_rows", "kl_div"])
+@pytest.mark.parametrize("name", ["means_beside_rows"])
 def test_a_module_of_fixed_sizes_has_nothing_to_decide(name, tmp_path):
     text = Taken(tmp_path, name).family.model_new
     assert not has_rows(text) and ROWS_NAME not in text

@@ -10,7 +10,7 @@ import pytest
 import torch
 from command_line import environment
 from cpu_machine import GPP
-from live_classes import Norm, OfFour, Optional, Outer, Scaled
+from live_classes import Halved, Norm, OfFour, Optional, Outer, Scaled
 from torch import nn
 
 import tuner
@@ -130,10 +130,11 @@ def test_what_is_no_batch_is_refused_before_anything_runs(name):
 def test_a_module_that_takes_one_batch_alone_is_refused_with_its_own_file():
     with pytest.raises(InputError, match=r"live_classes\.py:\d+: .*broadcast"):
         tuner.tune(OfFour(), (X,), batch=[8, 64])
-    losses = nn.Sequential(nn.BatchNorm1d(4), nn.Sigmoid())
-    said = r"container\.py: batch: its forward is generated for one number of rows alone\n  next:"
+    said = (
+        r"live_classes\.py: batch: its forward is generated for one number of rows alone\n  next:"
+    )
     with pytest.raises(InputError, match=said):
-        tuner.tune(losses, (X,), batch=[8, 64])
+        tuner.tune(Halved(), (X,), batch=[8, 64])
 
 
 def test_arguments_that_a_call_leaves_out_are_taken_by_the_modules_own_forward():

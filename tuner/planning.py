@@ -19,6 +19,7 @@ import numpy as np
 from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline, outline_of
+from tuner.capture.rows_text import ways_in
 from tuner.capture.step_text import without_steps
 from tuner.config.names import check_names, unknown_values
 from tuner.config.run_config import RunConfig
@@ -136,6 +137,11 @@ class Planned:
             return self
         defaults = _nearest_defaults(space, self.family, known)
         return replace(self, facts=known, space=space, defaults=defaults)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether its files have kernels for steps of training."""
+        return "step" in ways_in(self.family.model_new)
 
     @property
     def with_pytorchs_steps(self) -> Planned | None:

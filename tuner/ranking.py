@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tuner.by_batch import ELSEWHERE, FEW_ROWS_WORDS, MOST, WORST
-from tuner.capture.rows_text import has_rows, ways_in
+from tuner.capture.rows_text import has_rows, ways_in, why_no_steps
 from tuner.errors import WorkerError
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
@@ -47,6 +47,8 @@ def remarks_on(exported: Finalist, model_new: str) -> list[str]:
             f"a step of training, forward and gradients, is {step.speedup:.2f}x "
             f"[{step.low:.2f}, {step.high:.2f}]"
         )
+    if why := why_no_steps(model_new):
+        remarks.append(f"a step of training takes PyTorch's own operations: {why}")
     by_batch = exported.by_batch
     if by_batch is not None and (said := by_batch.brief):
         ends = any(most != MOST for _, most in by_batch.rows.values())

@@ -385,8 +385,8 @@ class Verification:
         def race_of(contenders: list[Contender]) -> Race:
             return Racer(self.planned.spec, self.rival.ready).race(
                 contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
-                others=self.planned.config.others, has_steps=True, on_round=on_round,
-                until_s=self.deadline_s, goes_on=goes_on,
+                others=self.planned.config.others, has_steps=self.planned.takes_steps,
+                on_round=on_round, until_s=self.deadline_s, goes_on=goes_on,
             )  # fmt: skip
 
         self.verifier.free()  # what a race takes of a GPU may be nearly all of it

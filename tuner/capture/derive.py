@@ -34,6 +34,7 @@ from tuner.capture.own_parameters import NAMES, SECOND
 from tuner.capture.partitions import partitions_of, worth_a_search
 from tuner.capture.precision import num_bytes_of
 from tuner.capture.ranges import have_same_ranges
+from tuner.capture.rows_text import why_no_steps
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import (
@@ -41,7 +42,6 @@ from tuner.capture.step_text import (
     planned,
     step_text,
     stepped,
-    takes_steps,
     why_not_planned,
 )
 from tuner.capture.templates import Part, cpp_template
@@ -139,8 +139,9 @@ def derived(
         step = "" if plan is None else step_text(of, own, plan, batch, is_fixed=is_fixed)
         made_in_step = [] if plan is None else stepped(of, own, plan)
         batches = (batch, None if is_fixed else batch)
+        why = without_step or "its kernels would be for one number of rows alone"
         module = model_new(
-            of, own, reference, settings, has_modes, batch, step, made_in_step, beside
+            of, own, reference, settings, has_modes, batch, step, made_in_step, beside, why
         )
         _refuse_names(reference, module, name)
         made = {"op.yaml": _op_yaml(of, parts, op, batches), "model_new.py": module}
@@ -157,6 +158,7 @@ def derived(
         return made
 
     mine = replace(captured, graph=graph)
+    without_step = captured.without_step or why_not_planned(mine.joint)
     texts = None if other is None else _for_any_batch(mine, other, written)
     if texts is None and other is not None and planned(mine.joint) is not None:
         # A batch of rows that are no longer the first dimension of a result, say.
@@ -190,10 +192,7 @@ def derived(
         "space": space_of_templates(family, templates),
     }
     write_whole(config, json.dumps(content, indent=1) + "\n")
-    why = captured.without_step
-    if not why and not takes_steps(texts["model_new.py"]):
-        why = why_not_planned(mine.joint) or "its kernels would be for one number of rows alone"
-    return Derived(root, op, config, without_step=why)
+    return Derived(root, op, config, without_step=why_no_steps(texts["model_new.py"]))
 
 
 def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, object]:

@@ -215,9 +215,12 @@ def known_call(module, *inputs):
         return None, False
     form = [torch.is_grad_enabled()]
     for x in inputs:
-        if type(x) not in _TENSORS or x.is_nested:
+        if type(x) is float:  # whose value kernels are given
+            form.append(float)
+        elif type(x) not in _TENSORS or x.is_nested:
             return None, False
-        form.append(x.shape)
+        else:
+            form.append(x.shape)
     guards, is_step = known.calls.get(tuple(form), (None, False))
     if guards is None:
         return None, False
@@ -225,6 +228,8 @@ def known_call(module, *inputs):
     if tensors is None:
         known.forget()
         return None, False
+    if float in form:
+        inputs = [x for x in inputs if type(x) is not float]
     if not guards.check(*inputs, *tensors):
         return None, False
     return dict(zip(known.names, tensors)), is_step
@@ -234,7 +239,8 @@ def remember(module, state, is_step, *inputs):
     # For `known_call`: of a call that kernels take. With labels, which a CPU looks at, none is.
     if not _KNOWS_CALLS or torch.compiler.is_compiling() or _PLACES or is_watched():
         return
-    tensors = (*inputs, *state.values())
+    form = [float if type(x) is float else getattr(x, "shape", None) for x in inputs]
+    tensors = [x for x in (*inputs, *state.values()) if type(x) is not float]
     if any(type(x) not in _TENSORS for x in tensors) or len({*map(id, tensors)}) < len(tensors):
         return
     known = _KNOWN.get(id(module))
@@ -253,7 +259,7 @@ def remember(module, state, is_step, *inputs):
         dynamic_dims_sizes=[[*x.shape] for x in tensors],
         dynamic_dims_strides=[[*x.stride()] for x in tensors],
     )
-    known.calls[(torch.is_grad_enabled(), *(x.shape for x in inputs))] = guards, is_step
+    known.calls[(torch.is_grad_enabled(), *form)] = guards, is_step
 
 
 def at_once(op, *args):

@@ -20,7 +20,8 @@ __all__ = ["has_clash", "matched_text"]
 
 _NAME = "OperatorModule"  # of the family's ModelNew in that text
 _OURS = {
-    *(_NAME, "around", "usual_state", "takes_rows", "is_within", "wants_gradients", "made_from"),
+    *(_NAME, "around", "usual_state", "takes_rows", "is_within", "wants_gradients", "is_trained"),
+    *("made_from",),
     *("contents_of", "ModelNew"),
 }
 

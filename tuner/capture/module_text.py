@@ -138,6 +138,7 @@ def model_new(
     step: str,
     stepped: Sequence[str],
     beside: Mapping[str, str],
+    without_step: str = "",
 ) -> str:
     """Return the text of a module around an operator.
 
@@ -151,6 +152,7 @@ def model_new(
         step: the text of `Step`, "" where the reference takes steps of training.
         stepped: what forward returns of what that makes, each in its own shape.
         beside: modules that the file imports from its own folder, with their hashes.
+        without_step: why the reference takes steps of training, where it does.
     """
     names = [a.name for a in graph.arguments]
     head, asks_more = parameters_of(reference, names)
@@ -190,10 +192,10 @@ def model_new(
         known=KNOWN_TEXT,
         names=", ".join(names),
         head=head,
-        asks_first=asks_more + asks_first,
+        asks_first=asks_more + _ASKS_STEP.format(names=", ".join(names)) + asks_first,
         asks_rows=indent(asks_rows, "    "),
         arguments=", ".join(arguments),
-        step=f"{step}\n\n" if step else "",
+        step=f"{step or f'_TAKES_STEPS = False  # {without_step}'}\n\n",
         given=given,
         wants="fused_step and not can_step(given)" if step else "fused_step",
         stepped=_STEPPED.format(given=given, result=returned_text(graph.returns, stepped))
@@ -296,6 +298,12 @@ def backward(ctx, *grads):
 """
 
 
+# Before all else: what a call asks besides takes longer than PyTorch's own operations may.
+_ASKS_STEP = """\
+        if not _TAKES_STEPS and torch.is_grad_enabled():
+            if wants_gradients(({names},)) or is_trained(self):
+                return Model.forward(self, {names})
+"""
 _STEPPED = """\
         if fused_step:
             given = ({given},)

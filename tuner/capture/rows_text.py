@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from tuner.by_batch import Way
 
 __all__ = [
-    "ROWS_NAME", "ROWS_TEXT", "asks_few", "asks_rows", "has_rows", "ways_in", "with_rows",
+    "ROWS_NAME",
+    "ROWS_TEXT",
+    "asks_few",
+    "asks_rows",
+    "has_rows",
+    "ways_in",
+    "why_no_steps",
+    "with_rows",
     "without_rows",
 ]  # fmt: skip
 
@@ -61,6 +68,12 @@ def ways_in(model_new: str) -> tuple[Way, ...]:
     return (*ways, "eval") if not is_generated and '"eval"' in model_new else ways
 
 
+def why_no_steps(model_new: str) -> str:
+    """Return why a generated text has no kernels for steps of training; "" where it has some."""
+    found = re.search(r"^_TAKES_STEPS = False  # (.*)$", model_new, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def without_rows(model_new: str) -> str:
     """Return the text of a family's module that leaves it to another one which rows it takes."""
     return _ASKED.sub("", _ROWS_LINE_WHOLE.sub("", model_new))
@@ -108,7 +121,7 @@ def takes_rows(rows, module, *inputs):
     takes_step = is_within(rows, *_FUSED_ROWS["step"])
     if takes_step == takes_call:
         return takes_call
-    is_step = wants_gradients(inputs) or wants_gradients(module.parameters())
+    is_step = wants_gradients(inputs) or is_trained(module)
     return takes_step if is_step else takes_call
 
 

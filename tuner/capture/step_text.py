@@ -29,7 +29,7 @@ from tuner.capture.settings import shell_of
 from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = [
-    "StepPlan", "planned", "rows_of_steps", "step_text", "stepped", "takes_steps",
+    "StepPlan", "planned", "rows_of_steps", "step_text", "stepped",
     "why_not_planned", "without_steps",
 ]  # fmt: skip
 
@@ -251,12 +251,8 @@ def _made(graph: Graph, stages: Stages) -> dict[str, str]:
     }
 
 
-_MARK = "_TAKES_STEPS = True"
-
-
-def takes_steps(model_new: str) -> bool:
-    """Whether a module's text has kernels of its own for steps of training."""
-    return _MARK in model_new
+_MARK = "_TAKES_STEPS = True  # with kernels of its own"
+_LEFT = "_TAKES_STEPS = False  # its kernels were slower, or were rejected"
 
 
 def rows_of_steps(model_new: str) -> int | None:
@@ -267,7 +263,7 @@ def rows_of_steps(model_new: str) -> int | None:
 
 def without_steps(model_new: str) -> str:
     """Return a module's text that leaves steps of training to the reference."""
-    return model_new.replace(_MARK, "_TAKES_STEPS = False", 1)
+    return model_new.replace(_MARK, _LEFT, 1)
 
 
 _STEP = """\
