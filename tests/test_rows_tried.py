@@ -51,6 +51,13 @@ def test_forward_is_called_at_few_rows_and_at_many(name, tmp_path):
     assert rows_tried(problem, "train", (batch, another_batch(batch))) == FORMS[name][-1]
 
 
+def test_what_forward_prints_is_not_printed_again(tmp_path, capfd):
+    path = tmp_path / "module.py"
+    path.write_text(text_of("nothing").replace("return", "print('said'); return"))
+    assert rows_tried(load_problem(path), "train", (48, 53)) == (1, None)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 @pytest.mark.parametrize(
     "name", ["a branch", "a branch above few", "a branch between", "at most", "every eighth"]

@@ -7,9 +7,11 @@ fake tensors, which cost milliseconds, do.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +131,10 @@ def _called(
         return None
     silent = logging.root.manager.disable  # PyTorch logs an error that is raised as well
     logging.disable(logging.CRITICAL)
+    said = io.StringIO()  # what a forward prints is printed once, as it is captured
     try:
-        with fake, enable_python_dispatcher():  # recurrent networks are known by shape there
+        # Recurrent networks are known by shape there.
+        with fake, enable_python_dispatcher(), redirect_stdout(said), redirect_stderr(said):
             given = resized(*inputs, rows)
             with Steps(), Functions():
                 model(*given)
