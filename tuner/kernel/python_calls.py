@@ -25,7 +25,7 @@ def call_lines(plan: Plan, language: Language) -> list[str]:
         language: of the functions that it calls.
     """
     names = ", ".join(output.name for output in plan.outputs)
-    lines = [*check_lines(plan), *_made_lines(plan)]
+    lines = [*check_lines(plan), *_made_lines(plan).values()]
     # As PyTorch's schema does: an int is a float, but no float is an int.
     numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
     lines += [f"{a.name} = {numbers[a.name]}({a.name})" for a in plan.arguments if a.shape is None]
@@ -57,9 +57,14 @@ def work_lines(plan: Plan) -> list[str]:
 
     A single output is returned as it is, in no tuple. Kernels start on the current device.
     """
-    steps = [line for step in plan.steps for line in _step(step, plan)]
+    # What a step does not need yet is made behind it: an idle GPU waits for the first one alone.
+    made, lines = _made_lines(plan), list[str]()
+    for line in (line for step in plan.steps for line in _step(step, plan)):
+        words = {*re.findall(r"\w+", line)}
+        lines += [made.pop(name) for name in [*made] if name in words]
+        lines.append(line)
     names = ", ".join(output.name for output in plan.outputs)
-    lines = [*_made_lines(plan), *steps, f"return {names}"]
+    lines += [*made.values(), f"return {names}"]
     # To ask for a size takes 0.1 us, and most have fixed ones.
     words = {word for line in lines for word in re.findall(r"\w+", line)}
     sizes = [line for line in size_lines(plan) if line.partition(" ")[0] in words]
@@ -70,11 +75,12 @@ def _first(plan: Plan) -> str:
     return next(a.name for a in plan.arguments if a.shape is not None)
 
 
-def _made_lines(plan: Plan) -> list[str]:
-    lines = []
+def _made_lines(plan: Plan) -> dict[str, str]:
+    """Return the lines that make outputs and workspace, by name, in order."""
+    lines = {}
     for tensor in plan.made:
         make = "zeros" if tensor.zero else "empty"
-        lines.append(
+        lines[tensor.name] = (
             f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "
             f"dtype=torch.{tensor.dtype}, device={_first(plan)}.device)"
         )
