@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuner.capture.graph import Graph, Node, Ref, in_order
+from tuner.capture.graph import Graph, Node, in_order
 from tuner.capture.half_products import makers_of
 from tuner.capture.images import images_of, with_images_copied
 from tuner.capture.index_space import (
@@ -27,7 +27,7 @@ from tuner.capture.ranges import computed_of_ranges, with_ranges
 from tuner.capture.recomputed import with_windows_of_operands
 from tuner.capture.scans import with_scans
 from tuner.capture.viewing import real_name
-from tuner.capture.whole_numbers import with_whole_numbers_called
+from tuner.capture.whole_numbers import counters_of, with_whole_numbers_called
 from tuner.capture.windows import with_windows
 
 __all__ = ["Partition", "Stages", "stages_of"]
@@ -117,7 +117,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
     graph = with_products(with_scans(graph))
     graph = with_images_copied(graph) if partition.is_channels_last else graph
-    counters = _counters(graph)
+    counters = {buffer: more for buffer, (more, _) in counters_of(graph).items()}
     nodes = {n.name: n for n in graph.nodes}
     updates = {
         b: real_name(graph, v) for b, v in graph.buffer_updates.items() if b not in counters
@@ -332,23 +332,6 @@ def _stored_or_read(graph: Graph, nodes: list[Node], results: set[str]) -> list[
             stored |= {real_name(graph, ref) for ref in node.refs}
     alone = computed_of_ranges(graph) - stored
     return [n for n in nodes if n.name not in alone]
-
-
-def _counted(node: Node) -> str:
-    """Return the tensor to which a node adds a whole number, or nothing."""
-    is_counter = node.op == "add" and node.dtype == "int64" and len(node.args) == 2
-    first, more = node.args if is_counter else (None, None)
-    return first.name if isinstance(first, Ref) and type(more) is int else ""
-
-
-def _counters(graph: Graph) -> dict[str, int]:
-    found = {}
-    for buffer, name in graph.buffer_updates.items():
-        node = graph.value(name)
-        is_read = name in graph.outputs or graph.users.get(name)
-        if isinstance(node, Node) and _counted(node) == buffer and not is_read:
-            found[buffer] = int(str(node.args[1]))
-    return found
 
 
 def _grouped(graph: Graph, nodes: Sequence[Node]) -> list[list[Node]]:

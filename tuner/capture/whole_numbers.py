@@ -16,7 +16,7 @@ from tuner.capture.library import is_call
 from tuner.capture.precision import EXACT
 from tuner.capture.viewing import real_name
 
-__all__ = ["with_whole_numbers_called"]
+__all__ = ["counters_of", "with_whole_numbers_called"]
 
 _CALLED = {"add", "sub", "mul", "maximum", "minimum", "clamp", "abs", "neg", "sign", "where"}
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
@@ -26,10 +26,32 @@ _CASTS = {"float32": "_cast_Float", "float64": "_cast_Double", "int64": "_cast_L
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}  # the second operand is no tensor
 
 
+def counters_of(graph: Graph) -> dict[str, tuple[int, set[str]]]:
+    """Return what a call adds to buffers of whole numbers that nothing reads, and by which nodes.
+
+    A BatchNorm that is called twice adds one twice.
+    """
+    found = {}
+    for buffer, name in graph.buffer_updates.items():
+        total, steps, readers = 0, set[str](), set[str]()
+        while isinstance(node := graph.value(name), Node) and node.dtype == "int64":
+            is_read = (
+                name in graph.outputs or {n.name for n in graph.users.get(name, ())} - readers
+            )
+            first, more = node.args if node.op == "add" and len(node.args) == 2 else (None, None)
+            if is_read or not isinstance(first, Ref) or type(more) is not int:
+                break
+            total, steps, readers, name = total + more, {*steps, name}, {name}, first.name
+        if steps and name == buffer:
+            found[buffer] = total, steps
+    return found
+
+
 def with_whole_numbers_called(graph: Graph) -> Graph:
     """Return the graph with such operations as calls; counters of buffers stay as they are."""
     numbers = {n.name: n.args[0] for n in graph.nodes if n.op == "full" and not n.refs}
     kept = {*graph.buffer_updates.values()}
+    kept = kept.union(*(steps for _, steps in counters_of(graph).values()))
     truths = {n.name for n in graph.nodes if n.op == "cast" and _of_truths(graph, n)}
     stored = {*graph.outputs, *kept, *(ref for n in graph.nodes if is_call(n) for ref in n.refs)}
     stored = {real_name(graph, name) for name in stored}
