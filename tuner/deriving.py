@@ -111,8 +111,8 @@ def derive_operator(
         for other in forwards[1:]:
             if (most := other.graph.most_rows) is not None:
                 observer.on_stage(
-                    f"{path.name}: kernels are for up to {most} rows: with more of them its "
-                    "forward does other work"
+                    f"{path.name}: kernels are for up to {most} rows: forward does other work "
+                    "with more, or counts rows further than floats are exact"
                 )
         if matches != "none":
             with storage_errors(folder):

@@ -61,9 +61,9 @@ class BatchNumber(float):
         return BatchNumber, (float(self), self.above, self.below, self.batch)
 
 
-def as_float(number: object) -> float:
+def as_float(number: float) -> float:
     """Return a number as a float; one that depends on the batch still does."""
-    return number if isinstance(number, float) else float(str(number))
+    return number if isinstance(number, BatchNumber) else float(number)
 
 
 def number_text(number: float, space: Space, language: Language, is_wide: bool) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tuner.capture.autograd_leaves import require_one_step
 from tuner.capture.calls import is_assertion
 from tuner.capture.graph import Graph, Node, Ref, Tensor, behind, free_name, live
 from tuner.capture.index_space import ALIASES
@@ -245,6 +246,7 @@ class _Step(Operators):
             numbers = [y for y in outputs if y.is_floating_point()]
             asked = [(y, g) for y, g in zip(numbers, grads, strict=True) if y.requires_grad]
             sought, coming = zip(*asked, strict=True)
+            require_one_step(sought, [lent[name] for name in self.updated])
             leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
             gradients = torch.autograd.grad(sought, leaves, coming, allow_unused=True)
             updates = [lent[name] for name in self.updated]

@@ -1,15 +1,35 @@
-"""What cannot share a nest: windows, scans and reductions, each beside some others."""
+"""What cannot share a nest: windows, scans and reductions beside others; inexact numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
-from tuner.capture.graph import Node
+from tuner.capture.graph import Graph, Node, Ref
 from tuner.capture.index_space import REDUCTIONS, refusal
+from tuner.capture.nest import DTYPES
+from tuner.capture.precision import EXACT, HALVES, Precision
 
-__all__ = ["refuse_mixtures"]
+__all__ = ["refuse_inexact", "refuse_mixtures"]
 
 _REDUCING = REDUCTIONS | {"gather"}
+
+
+def refuse_inexact(
+    graph: Graph, node: Node, numbers: Container[str], precision: Precision
+) -> None:
+    """Raise NotOneNest where floats might not tell a node's whole numbers apart.
+
+    `numbers` are names of what is one number everywhere.
+    """
+    if node.dtype not in DTYPES or (precision == "float64" and node.dtype in HALVES):
+        raise refusal(node, f"{node.op} gives {node.dtype}, which is not computed yet")
+    tensors = [graph.value(a.name) for a in node.args if isinstance(a, Ref)]
+    whole = [t for t in tensors if t.dtype == "int64" and t.name not in numbers]
+    is_select = node.op == "where" and len(whole) <= 1
+    is_compared = node.dtype == "bool" and len(whole) <= 1
+    is_small = all(abs(float(a)) < EXACT for a in node.args if not isinstance(a, Ref))
+    if (whole or node.dtype == "int64") and not ((is_select or is_compared) and is_small):
+        raise refusal(node, f"{node.op} of whole numbers")
 
 
 def refuse_mixtures(nodes: Sequence[Node], real: Callable[[str], str]) -> None:

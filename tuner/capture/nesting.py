@@ -11,8 +11,8 @@ from tuner.capture.batch_numbers import as_float
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor, in_order
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
 from tuner.capture.means import about_mean
-from tuner.capture.mixtures import refuse_mixtures
-from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
+from tuner.capture.mixtures import refuse_inexact, refuse_mixtures
+from tuner.capture.nest import COLUMN, DTYPES, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.operations import OPERATIONS, Kind, operation_of, simpler
 from tuner.capture.precision import EXACT, HALVES, computed_in, rounding_of, stored_as
 from tuner.capture.ranges import with_ranges_read
@@ -86,7 +86,7 @@ class _Builder:
             if node.op == "full" and not isinstance(node.args[0], Ref):
                 self.numbers[node.name] = as_float(node.args[0])
         numbers = [t for t in graph.given if isinstance(t.value, int | float)]
-        self.numbers |= {t.name: as_float(t.value) for t in numbers}
+        self.numbers |= {t.name: as_float(t.value) for t in numbers}  # type: ignore[arg-type]
         in_order = [n for n in in_order if n.name not in self.numbers]
         self.indices = tuple(n.name for n in in_order if n.op == "index")
         self.levels |= dict.fromkeys(self.indices, 0)
@@ -132,14 +132,13 @@ class _Builder:
         for value in everything:
             if value.name not in used:
                 continue
+            user = used[value.name]
             if isinstance(value, Tensor) and value.value is not None:
-                what = f"the constant {value.name} has several values"
-                raise refusal(used[value.name], what)
+                raise refusal(user, f"the constant {value.name} has several values")
             if value.dtype not in DTYPES:
-                what = f"{value.name} is {value.dtype}, which is not read yet"
-                raise refusal(used[value.name], what)
+                raise refusal(user, f"{value.name} is {value.dtype}, which is not read yet")
             if self.precision == "float64" and value.dtype in HALVES:
-                raise refusal(used[value.name], f"{value.name} is {value.dtype}, beside float64")
+                raise refusal(user, f"{value.name} is {value.dtype}, beside float64")
             dtype = self.memory.get(value.name, stored_as(value))
             arguments.append(Tensor(value.name, value.shape, dtype))
             self.levels[value.name] = 0
@@ -156,7 +155,7 @@ class _Builder:
             if count != self.space.count(self.varies[name]):
                 if self.space.count(range(len(self.space.sizes))) != count:
                     raise refusal(node, "a result that is the same number many times")
-                self.varies[name] = frozenset(range(len(self.space.sizes)))
+                self._spread(name)
             outputs.append(Output(name, dtype, count))
         space = replace(self.space, varies=self.varies)
         for tap in self.taps.values():  # which is read as a whole
@@ -168,6 +167,17 @@ class _Builder:
             space, tuple(arguments), tuple(before), tuple(self._passes(outputs)), tuple(outputs),
             self.flops, self.kinds, self.taps, self.precision, self.indices,
         )  # fmt: skip
+
+    def _spread(self, name: str) -> None:
+        """Compute a value at each place, and what is computed of it."""
+        self.varies[name] = frozenset(range(len(self.space.sizes)))
+        if any(name == reduction.value for reduction in self.reductions.values()):
+            raise refusal(self.at, f"{name}, which is stored and reduced")
+        for user in [s for s in self.statements.values() if name in s.refs]:
+            if self.varies[user.name] != self.varies[name]:
+                if user.name in self.wanted:
+                    raise refusal(self.at, f"{name}, which is stored, and {user.name}")
+                self._spread(user.name)
 
     def _require_order(self, space: Space, outputs: Sequence[Output], *, is_apart: bool) -> None:
         """Refuse to store in another order of columns than that in which they are read."""
@@ -206,7 +216,7 @@ class _Builder:
             return
         rounded = rounding_of(self.graph, node) if node.op == "cast" else None
         if rounded is not None:
-            self._require_exact(node)
+            refuse_inexact(self.graph, node, self.numbers, self.precision)
             self._add(node.name, f"as_{rounded}", (self._operand(node.args[0]),))
             return
         if node.op == "cast" and node.dtype == "int64":
@@ -216,7 +226,7 @@ class _Builder:
         operation = OPERATIONS.get(op)
         if operation is None:
             raise refusal(node, f"no loop is generated for {node.op} yet")
-        self._require_exact(node)
+        refuse_inexact(self.graph, node, self.numbers, self.precision)
         given = [self._operand(a) for a in own]
         operands = tuple(given[: operation.arity])
         constants = given[operation.arity :]
@@ -225,19 +235,6 @@ class _Builder:
         attrs = dict(zip(operation.attributes, constants, strict=False))
         self._add(node.name, op, operands, attrs)
         self.flops += operation.flop * math.prod(node.shape)
-
-    def _require_exact(self, node: Node) -> None:
-        """Refuse whole numbers where float32 might not tell them apart."""
-        if node.dtype not in DTYPES or (self.precision == "float64" and node.dtype in HALVES):
-            raise refusal(node, f"{node.op} gives {node.dtype}, which is not computed yet")
-        tensors = [self.graph.value(a.name) for a in node.args if isinstance(a, Ref)]
-        whole = [t for t in tensors if t.dtype == "int64" and t.name not in self.numbers]
-        numbers = [a for a in node.args if not isinstance(a, Ref)]
-        is_select = node.op == "where" and len(whole) <= 1
-        is_compared = node.dtype == "bool" and len(whole) <= 1
-        is_small = all(abs(float(n)) < EXACT for n in numbers)
-        if (whole or node.dtype == "int64") and not ((is_select or is_compared) and is_small):
-            raise refusal(node, f"{node.op} of whole numbers")
 
     def _operand(self, operand: Operand) -> str | float | bool:
         if not isinstance(operand, Ref):
@@ -281,7 +278,7 @@ class _Builder:
                 )
             ):
                 raise refusal(node, "a sum of whole numbers")
-            self._fold(node.name, node.op, source)  # type: ignore[arg-type]
+            self._hold(Reduction(node.name, node.op, source))  # type: ignore[arg-type]
             return
         mean = node.name if node.op == "mean" else f"{node.name}_mean"
         found = self._divided(mean, source, 0.0)
@@ -315,7 +312,7 @@ class _Builder:
         if node.shape[int(str(node.attrs["axis"]))] != 1:
             raise refusal(node, "gather of several places a row")
         self._add(f"{node.name}_picked", "where", (f"{node.name}_is_it", source, 0.0))
-        self._fold(node.name, "sum", f"{node.name}_picked")
+        self._hold(Reduction(node.name, "sum", f"{node.name}_picked"))
 
     def _place(self, node: Node) -> None:
         """Write one number of each row, with zeros elsewhere."""
@@ -339,9 +336,6 @@ class _Builder:
         self.levels[node.name] = 0
         self.order.append(node.name)
         self.flops += math.prod(node.shape)
-
-    def _fold(self, name: str, fold: Fold, source: str) -> None:
-        self._hold(Reduction(name, fold, source))
 
     def _hold(self, reduction: Reduction) -> None:
         name, source = reduction.name, reduction.value

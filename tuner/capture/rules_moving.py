@@ -202,7 +202,9 @@ def _full(value: float | None = None) -> Rule:
 
 
 def _arange(low: Lowering, a: dict[str, Any]) -> Results:
-    return low.emit("arange", start=a.get("start", 0), step=a.get("step", 1))
+    # Of few bits are those of `torch.eye`, which are compared alone.
+    dtype = "int64" if low.dtype in ("uint8", "int8", "int16") else low.dtype
+    return low.emit("arange", dtype=dtype, start=a.get("start", 0), step=a.get("step", 1))
 
 
 MOVING: dict[str, Rule] = {

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.constructing import constructed, conversions_of_fakes
-from tuner.capture.counted import changed_by_calls, refusal_of
+from tuner.capture.counted import (
+    changed_by_calls,
+    refusal_of,
+    require_none_set,
+    tensors_held,
+)
 from tuner.capture.explaining import CONSTRUCTOR, explained
 from tuner.capture.plain import require_plain
 from tuner.capture.recurrent import recurrent_by_shape
@@ -78,7 +83,7 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
     import torch
 
     with fake_module(problem, mode, batch) as (model, names, values, known):
-        is_training = model.training
+        is_training, before = model.training, tensors_held(model)
         with (
             explained(problem, "Model.forward"),
             torch.no_grad(),
@@ -88,6 +93,7 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
             changed = changed_by_calls(model, lambda: _faked(model, values))
+            require_none_set(problem, model, before)
             if changed and _recorded(model, values).graph_module.code != first.graph_module.code:
                 raise refusal_of(problem, changed)
         state = {

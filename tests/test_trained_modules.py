@@ -1,0 +1,119 @@
+"""Modules as people train them: what their steps compute, and what their forward sets."""
+
+from __future__ import annotations
+
+import pytest
+from cpu_machine import GPP
+from test_matching import TEXT
+from test_steps import Taken, assert_gradients_are_as_exact, leaves_of
+
+from tuner.capture.capture import capture
+from tuner.capture.rows_text import why_no_steps
+from tuner.errors import CaptureError
+from tuner.problem.reference import load_problem
+
+needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+# The constructor, names of the inputs, forward, and the inputs.
+TRAINED = {
+    "label smoothing": (
+        "pass", "x, y",
+        "p = F.log_softmax(x, -1); n = -p.gather(-1, y[:, None]).squeeze(1); "
+        "return (0.9 * n - 0.1 * p.mean(-1)).mean()",
+        "torch.randn(12, 10), torch.randint(0, 10, (12,))",
+    ),
+    "causal mask": (
+        "self.w = nn.Parameter(torch.rand(12))", "x",
+        "t = x.shape[-1]; m = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1); "
+        "return torch.softmax((x * self.w).masked_fill(m, -1e9), -1)",
+        "torch.randn(4, 12, 12)",
+    ),
+    "self loops": (
+        "self.l = nn.Linear(9, 9)", "x",
+        "a = torch.tanh(x @ x.transpose(1, 2)) + torch.eye(6, device=x.device); "
+        "return torch.relu(self.l(a @ x))",
+        "torch.randn(4, 6, 9)",
+    ),
+    "no pairs with itself": (
+        "self.w = nn.Parameter(torch.rand(12))", "x",
+        "m = torch.eye(12, dtype=torch.bool, device=x.device); "
+        "return torch.logsumexp((x * self.w).masked_fill(m, -1e9), -1)",
+        "torch.randn(4, 12, 12)",
+    ),
+}  # fmt: skip
+
+
+def text_of(init: str, names: str, forward: str, inputs: str) -> str:
+    return TEXT.format(init=init, names=names, forward=forward, inputs=inputs)
+
+
+@needs_gpp
+@pytest.mark.parametrize("name", TRAINED)
+def test_steps_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
+    assert_gradients_are_as_exact(Taken(tmp_path, "module", text_of(*TRAINED[name])), name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TRAINED)
+def test_triton_steps_are_as_exact_as_pytorchs(name, tmp_path):
+    taken = Taken(tmp_path, "module", text_of(*TRAINED[name]), "cuda")
+    assert_gradients_are_as_exact(taken, name)
+
+
+@needs_gpp
+def test_a_result_has_gradients_by_what_pytorchs_has_them(tmp_path):
+    """Straight through a quantiser: the first result has none by the weight, which decays else."""
+    forward = "q = torch.tanh(x) * self.w; return x + (q - x).detach(), ((q - x) ** 2).mean()"
+    init = "self.w = nn.Parameter(torch.randn(16))"
+    taken = Taken(tmp_path, "module", text_of(init, "x", forward, "torch.randn(4, 16)"))
+    assert "not each of its results has gradients by" in why_no_steps(taken.family.model_new)
+    (x,) = taken.inputs(1)
+    assert not taken.mine(x)[0].requires_grad and taken.mine(x)[1].requires_grad
+    taken.mine(*leaves_of([x]))[0].sum().backward()
+    assert taken.mine.w.grad is None
+
+
+SET = {
+    "a map that is kept": (
+        "self.q = nn.Linear(16, 16)",
+        "w = torch.softmax(self.q(x), -1); self.map = w; return w * x",
+        r"module\.py:\d+: .*sets the attribute self\.map .*\n  next: return it",
+    ),
+    "a cache": (
+        "self.c = None", "self.c = torch.arange(16) * 0.1; return torch.relu(x * self.c)",
+        r"module\.py:\d+: .*sets the attribute self\.c .*\n  next: .*make it in the constructor",
+    ),
+    "a state": (
+        "self.register_buffer('s', torch.zeros(4, 16))",
+        "self.s = torch.tanh(x + self.s); return self.s * 1.0",
+        r"module\.py:\d+: .*sets the buffer self\.s .*\n  next: write it in place, self\.s\.copy_",
+    ),
+    "an older norm of weights": (
+        "self.l = nn.utils.weight_norm(nn.Linear(16, 16))", "return torch.relu(self.l(x))",
+        r"module\.py: .*sets the attribute self\.l\.weight .*\n  next: .*parametrizations",
+    ),
+    "an older norm of a spectrum": (
+        "self.l = nn.utils.spectral_norm(nn.Linear(16, 16))", "return torch.relu(self.l(x))",
+        r"module\.py: .*sets the attribute self\.l\.weight .*\n  next: .*parametrizations",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SET)
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_what_forward_sets_is_refused_with_its_line_and_what_to_do(name, tmp_path):
+    """A minute later a check would say that the file does not set it."""
+    init, forward, said = SET[name]
+    path = tmp_path / "module.py"
+    path.write_text(text_of(init, "x", forward, "torch.randn(4, 16)"))
+    with pytest.raises(CaptureError, match=said):
+        capture(load_problem(path))
+
+
+def test_a_buffer_that_is_written_in_place_is_captured(tmp_path):
+    path = tmp_path / "module.py"
+    init = "self.register_buffer('s', torch.zeros(16))"
+    forward = (
+        "self.s.copy_(self.s * 0.9 + x.detach().mean(0) * 0.1); return torch.relu(x - self.s)"
+    )
+    path.write_text(text_of(init, "x", forward, "torch.randn(4, 16)"))
+    assert "s" in capture(load_problem(path)).buffer_updates
