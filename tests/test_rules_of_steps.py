@@ -41,9 +41,6 @@ MODULES = {
         "self.b = nn.Parameter(torch.rand(4, 1, 1))",
         "return torch.sum(torch.tanh(x).mean((2, 3), keepdim=True) + self.b, 1)", "3, 4, 6, 7",
     ),
-    "norm_twice": ("self.l, self.n = nn.Linear(9, 64, bias=False), nn.BatchNorm2d(4)",
-                   "self.n(self.l(x)) * torch.tanh(self.n(x * 2)).sum(-1, keepdim=True)",
-                   "torch.randn(8, 4, 9, 9)"),
     "spread over rows": ("self.b = nn.Parameter(torch.rand(1, 6, 1))",
                          "return torch.sum(torch.sin(x) + self.b, (1, 3)) * 0.5", "3, 4, 6, 7"),
     "all spread": ("self.b = nn.Parameter(torch.rand(7))",
@@ -189,6 +186,9 @@ def check_statistics(folder: str) -> None:
 
 # Steps that divide by the number of rows.
 OVER_THE_BATCH = {
+    "norm_twice": ("self.l, self.n = nn.Linear(9, 64, bias=False), nn.BatchNorm2d(4)",
+                   "self.n(self.l(x)) * torch.tanh(self.n(x * 2)).sum(-1, keepdim=True)",
+                   "torch.randn(8, 4, 9, 9)"),
     "batch_norm": ("self.l, self.n = nn.Linear(9, 64, bias=False), nn.BatchNorm1d(64)",
                    "torch.relu(self.n(self.l(x)))", "torch.randn(16, 9)"),
     "channels": ("self.c, self.n = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)",

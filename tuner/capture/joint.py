@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.capture.autograd_leaves import require_one_step
+from tuner.capture.autograd_leaves import leaves_of_each, require_attached
 from tuner.capture.calls import is_assertion
 from tuner.capture.graph import Graph, Node, Ref, Tensor, behind, free_name, live
 from tuner.capture.index_space import ALIASES
@@ -137,6 +137,7 @@ class _Step(Operators):
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
         self.differentiable: list[bool] = []  # of each output, once forward was run
+        self.leaves: list[set[int]] = []  # the same
         self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
 
     def joint(self) -> Joint | None:
@@ -195,6 +196,7 @@ class _Step(Operators):
             if name is not None
         }
         updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
+        require_attached(nodes, own, self.leaves, self.wanted, found)
         return self._split(nodes, own, updates, found, incoming, grads)
 
     def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
@@ -246,10 +248,10 @@ class _Step(Operators):
             numbers = [y for y in outputs if y.is_floating_point()]
             asked = [(y, g) for y, g in zip(numbers, grads, strict=True) if y.requires_grad]
             sought, coming = zip(*asked, strict=True)
-            require_one_step(sought, [lent[name] for name in self.updated])
             leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
-            gradients = torch.autograd.grad(sought, leaves, coming, allow_unused=True)
             updates = [lent[name] for name in self.updated]
+            self.leaves = leaves_of_each(outputs, leaves, updates)
+            gradients = torch.autograd.grad(sought, leaves, coming, allow_unused=True)
             return [*(y.detach() for y in outputs), *updates, *gradients]
 
         fake = next(x for x in values if isinstance(x, torch.Tensor)).fake_mode

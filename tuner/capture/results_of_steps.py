@@ -18,17 +18,29 @@ __all__ = ["returned_by", "why_not_given"]
 
 def why_not_given(joint: Joint) -> str:
     """Return why one autograd function cannot give a step's results; "" where it can."""
-    own = {o for o, name in zip(joint.forward.outputs, joint.incoming, strict=False) if name}
-    nodes = joint.forward.nodes
-    given = joint.gradient_of if len(own) > 1 else ()
+    outputs = zip(joint.forward.outputs, joint.incoming, strict=False)
+    places = {o: place for place, (o, name) in enumerate(outputs) if name}
+    own, nodes = {*places}, joint.forward.nodes
     # Else a result may have no gradient where another has one, which it cannot tell.
-    if not all(own <= behind(nodes, {name}) for name in given):
-        return "not each of its results depends on every input and parameter"
-    if any(own & behind(nodes, {name}) > {name} for name in own):
-        return "one of its results is computed from another"
+    for name in joint.gradient_of if len(own) > 1 else ():
+        if without := own - behind(nodes, {name}):
+            place = min(places[o] for o in without)
+            return f"its {_ordinal(place)} result does not depend on {name}, as others do"
+    for name, place in places.items():
+        if others := (own & behind(nodes, {name})) - {name}:
+            other = min(places[o] for o in others)
+            return (
+                f"its {_ordinal(other)} result is computed from the {_ordinal(place)}, "
+                "which is returned as well"
+            )
     if any(spread_by(joint.forward, name) for name in own):
         return "one of its results is a value that is expanded"
     return ""
+
+
+def _ordinal(place: int) -> str:
+    known = ("first", "second", "third")
+    return known[place] if place < len(known) else f"{place + 1}th"
 
 
 def returned_by(graph: Graph, forward: Graph, stages: Stages, saved: Container[str]) -> list[str]:
