@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from tuner.capture.batch_numbers import divisor_text
-from tuner.capture.nest import Nest, Reduction, Scan, Statement, emitted
+from tuner.capture.nest import Nest, Reduction, Scan, Statement, emitted, scale_text
 from tuner.capture.operations import converted, emit, literal
 
 __all__ = [
@@ -45,11 +43,7 @@ def joined(reduction: Reduction, value: str, names: Mapping[str, str], column: s
 
 def scaled(reduction: Reduction) -> str:
     """Write the product with a sum's scale, in float64; nothing where that is 1."""
-    if reduction.is_mean:
-        return f" * (1.0 / {divisor_text(reduction.less, 'cols', 'cpp')})"
-    if math.isnan(reduction.scale):
-        return " * NAN"
-    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"
+    return scale_text(reduction, "cols", "cpp")
 
 
 def parts_of(reduction: Reduction, name: str) -> Iterator[str]:

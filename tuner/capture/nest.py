@@ -13,11 +13,12 @@ that a view that keeps their order changes nothing here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tuner.capture.batch_numbers import number_text
+from tuner.capture.batch_numbers import divisor_text, number_text
 from tuner.capture.graph import Tensor, in_order
 from tuner.capture.index_space import Space
 from tuner.capture.operations import Kind, converted, emit, operation_of
@@ -37,6 +38,7 @@ __all__ = [
     "Statement",
     "Tap",
     "emitted",
+    "scale_text",
     "still_needed",
 ]
 
@@ -240,6 +242,15 @@ class Nest:
         """Whether some tensor lies channels last, and another one does not."""
         names = [*(t.name for t in self.arguments), *(o.name for o in self.outputs), *self.taps]
         return any(map(self.space.is_moved, names))
+
+
+def scale_text(reduction: Reduction, size: str, language: Language) -> str:
+    """Write the product with a sum's scale; `size` is how the text calls its number of columns."""
+    if reduction.is_mean:
+        return f" * (1.0 / {divisor_text(reduction.less, size, language)})"
+    if math.isnan(reduction.scale):
+        return ' * float("nan")' if language == "triton" else " * NAN"
+    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"
 
 
 def still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:

@@ -6,11 +6,9 @@ Two reductions may be found in one sweep: the lanes of a program, or the program
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 
-from tuner.capture.batch_numbers import divisor_text
-from tuner.capture.nest import Reduction
+from tuner.capture.nest import Reduction, scale_text
 from tuner.capture.operations import emit
 from tuner.capture.paired_sweeps import SweepPair
 
@@ -51,11 +49,7 @@ def {function}_put_together_moments(
 
 def scaled(reduction: Reduction) -> str:
     """Write the product with a sum's scale; of a mean over the batch it is a float64."""
-    if reduction.is_mean:
-        return f" * (1.0 / {divisor_text(reduction.less, 'num_columns', 'triton')})"
-    if math.isnan(reduction.scale):
-        return ' * float("nan")'
-    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"
+    return scale_text(reduction, "num_columns", "triton")
 
 
 def begun(pair: SweepPair, names: Mapping[str, str]) -> Iterator[str]:
