@@ -140,6 +140,11 @@ def derive_operator(
                     f"{of_user}: batch: its forward is generated for one number of rows alone\n"
                     "  next: leave batch out, and give inputs of that many rows"
                 )
+        if others and not has_rows(text):
+            observer.on_stage(
+                f"{path.name}: kernels are for {captured.graph.batch} rows alone: with others "
+                "PyTorch's own operations run"
+            )
         if made.without_step:
             observer.on_stage(
                 f"{path.name}: a step of training takes PyTorch's own operations: "
