@@ -866,6 +866,10 @@ def test_a_file_whose_time_depends_on_the_values_is_noted():
     same = replace(raced, others=on_ordinary(interval(4.9, 5.1)))
     other = replace(raced, others=on_ordinary(interval(2.4, 2.6)))
     assert remarks_on(same, ROWS_TEXT) == []
+    why = "forward is given numbers beside tensors (s)"
+    assert remarks_on(same, f"{ROWS_TEXT}\n_TAKES_STEPS = False  # {why}\n") == [
+        f"a step of training takes PyTorch's own operations: {why}"
+    ]
     assert remarks_on(other, ROWS_TEXT) == [
         "with weights as after training and normal inputs in place of the reference's own it runs "
         "at 2.50x, not 5.00x: its time depends on them"
