@@ -118,7 +118,12 @@ def bound(folder: Path, family: Family, template: str) -> BoundOp:
 
 
 def check(
-    folder: Path, name: str, form: tuple[str, str, str], end: str = "", judge=assert_as_exact
+    folder: Path,
+    name: str,
+    form: tuple[str, str, str],
+    end: str = "",
+    judge=assert_as_exact,
+    fewest: int = 1,
 ) -> None:
     """Compare a module's kernels with PyTorch: of each way to cut it, at three batches.
 
@@ -128,6 +133,7 @@ def check(
         form: the module.
         end: of the templates' names: "" of those in C++.
         judge: raises where results are not as exact as PyTorch's.
+        fewest: rows that kernels are for.
     """
     problem, made = derive(folder, name, form)
     family = load_family(made.name, [made.folder])
@@ -137,7 +143,7 @@ def check(
         model, calls = module_with(family, bound(folder, family, template))
         reference, wide = problem.make_model(0), problem.make_model(0).double()
         model.load_state_dict(reference.state_dict())
-        batches = (None,) if name in FOR_ONE_BATCH else (None, 1, 6)
+        batches = (None,) if name in FOR_ONE_BATCH else (None, fewest, 6)
         for count, batch in enumerate(batches, 1):
             inputs = problem.make_inputs(1, batch=batch)
             with torch.no_grad():

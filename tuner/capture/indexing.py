@@ -17,6 +17,7 @@ __all__ = [
 SPLIT_ROWS = 768
 SPLIT_COLUMNS = 8192  # at least so many columns are split between threads
 SPLIT_BLOCKS = 10_000  # at most so many rows that lie beside each other, some 32 to a block
+SPLIT_BATCH = 700  # at least so many columns over the batch of those; no power of 2, as above
 
 
 def is_split(nest: Nest) -> bool:
@@ -32,13 +33,16 @@ def is_split(nest: Nest) -> bool:
 def is_split_by_blocks(nest: Nest) -> bool:
     """Whether several programs share rows that lie beside each other, as channels do.
 
-    In Triton alone; a search decides how large blocks of them are.
+    In Triton alone; a search decides how large blocks of them are. So are columns of images that
+    lie channels last, and a batch: of all rows at once each program would have a few, which it
+    would read twice.
     """
     space = nest.space
-    if not (nest.reductions and space.last and space.is_across):
-        return False
     is_index = any(r.is_index for r in nest.reductions)
-    return space.rows <= SPLIT_BLOCKS and space.cols >= SPLIT_COLUMNS and not is_index
+    if not nest.reductions or not space.is_across or is_index or nest.scans:
+        return False
+    is_long = space.cols >= (SPLIT_COLUMNS if space.last else SPLIT_BATCH)
+    return space.rows <= SPLIT_BLOCKS and is_long and bool(space.last or 0 in space.columns)
 
 
 def row_dims(space: Space) -> list[int]:

@@ -17,6 +17,7 @@ __all__ = [
     "put_together", "scaled", "stepped",
 ]  # fmt: skip
 
+# Programs of these have several rows where programs that share a row are few.
 PUT_MOMENTS_TOGETHER = """
 
 @launched
@@ -24,26 +25,30 @@ PUT_MOMENTS_TOGETHER = """
 def {function}_put_together_moments(
     partial, totals, num_rows, num_columns, pieces, factor,
     PIECE: tl.constexpr, MEAN: tl.constexpr, SQUARES: tl.constexpr,
+    ROWS: tl.constexpr, PIECES: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    means = partial + (MEAN * num_rows + program).to(tl.int64) * pieces
-    squares = partial + (SQUARES * num_rows + program).to(tl.int64) * pieces
-    found = tl.zeros([1024], tl.float64)
-    for piece in range(0, pieces, 1024):
-        ids = piece + tl.arange(0, 1024)
+    row_ids = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    is_row = row_ids < num_rows
+    means = partial + (MEAN * num_rows + row_ids[:, None]) * pieces
+    squares = partial + (SQUARES * num_rows + row_ids[:, None]) * pieces
+    found = tl.zeros([ROWS, PIECES], tl.float64)
+    for piece in range(0, pieces, PIECES):
+        ids = (piece + tl.arange(0, PIECES))[None, :]
+        present = is_row[:, None] & (ids < pieces)
         count = tl.minimum(PIECE, num_columns - ids * PIECE).to(tl.float64)
-        count = tl.where(ids < pieces, count, 0.0)
-        found += count * tl.load(means + ids, mask=ids < pieces, other=0.0)
-    mean = tl.sum(found) / num_columns
-    found = tl.zeros([1024], tl.float64)
-    for piece in range(0, pieces, 1024):
-        ids = piece + tl.arange(0, 1024)
+        found += tl.where(present, count, 0.0) * tl.load(means + ids, mask=present, other=0.0)
+    mean = tl.sum(found, axis=1) / num_columns
+    found = tl.zeros([ROWS, PIECES], tl.float64)
+    for piece in range(0, pieces, PIECES):
+        ids = (piece + tl.arange(0, PIECES))[None, :]
+        present = is_row[:, None] & (ids < pieces)
         count = tl.minimum(PIECE, num_columns - ids * PIECE).to(tl.float64)
-        apart = tl.load(means + ids, mask=ids < pieces, other=0.0) - mean
-        more = tl.load(squares + ids, mask=ids < pieces, other=0.0) + count * apart * apart
-        found += tl.where(ids < pieces, more, 0.0)
-    tl.store(totals + MEAN * num_rows + program, mean.to(tl.float32))
-    tl.store(totals + SQUARES * num_rows + program, (tl.sum(found) * factor).to(tl.float32))
+        apart = tl.load(means + ids, mask=present, other=0.0) - mean[:, None]
+        more = tl.load(squares + ids, mask=present, other=0.0) + count * apart * apart
+        found += tl.where(present, more, 0.0)
+    tl.store(totals + MEAN * num_rows + row_ids, mean.to(tl.float32), mask=is_row)
+    squared = (tl.sum(found, axis=1) * factor).to(tl.float32)
+    tl.store(totals + SQUARES * num_rows + row_ids, squared, mask=is_row)
 """
 
 
@@ -147,15 +152,20 @@ _FOLD = """
 
 @launched
 @triton.jit
-def {function}_put_together_{fold}(partial, totals, num_rows, pieces, NUMBER: tl.constexpr):
-    program = tl.program_id(0)
-    at = (NUMBER * num_rows + program).to(tl.int64)
-    found = tl.full([1024], {start}, tl.float64)
-    for piece in range(0, pieces, 1024):
-        ids = piece + tl.arange(0, 1024)
-        more = tl.load(partial + at * pieces + ids, mask=ids < pieces, other={start})
+def {function}_put_together_{fold}(
+    partial, totals, num_rows, pieces,
+    NUMBER: tl.constexpr, ROWS: tl.constexpr, PIECES: tl.constexpr,
+):
+    row_ids = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    is_row = row_ids < num_rows
+    at = NUMBER * num_rows + row_ids
+    found = tl.full([ROWS, PIECES], {start}, tl.float64)
+    for piece in range(0, pieces, PIECES):
+        ids = (piece + tl.arange(0, PIECES))[None, :]
+        present = is_row[:, None] & (ids < pieces)
+        more = tl.load(partial + at[:, None] * pieces + ids, mask=present, other={start})
         found = {joined}
-    tl.store(totals + at, {folded})
+    tl.store(totals + at, {folded}, mask=is_row)
 """
 
 
@@ -180,5 +190,5 @@ def put_together(function: str, fold: str) -> str:
         fold=fold,
         start=START[fold],
         joined="found + more" if is_sum else f"{extreme}(found, more.to(tl.float64))",
-        folded="tl.sum(found)" if is_sum else f"tl.reduce(found, 0, {extreme})",
+        folded="tl.sum(found, axis=1)" if is_sum else f"tl.reduce(found, 1, {extreme})",
     ).rstrip("\n")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.indexing import is_split
+from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.nest import Nest
 from tuner.capture.triton_blocks import power_of_2
 
@@ -58,6 +58,8 @@ def first_blocks(nest: Nest) -> tuple[int, int, int]:
     read what lies together.
     """
     whole = power_of_2(nest.space.cols)
+    if is_split_by_blocks(nest):
+        return 128, 16, 4
     if nest.space.is_across:
         columns = min(128, whole)
         return min(256, max(16, 2048 // columns)), columns, 4

@@ -68,7 +68,6 @@ class SplitWriter(_PartsWriter):
         return head + "\n".join([*self._split(), *self._launch_split()]) + "\n"
 
     def _split(self) -> Iterator[str]:
-        has_rows = any(not self.nest.is_inner(o.name) for o in self.nest.outputs)
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
@@ -78,7 +77,10 @@ class SplitWriter(_PartsWriter):
             yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns,"
             yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,"
             yield "):"
-            yield "    program = tl.program_id(0)"
+            # The other way round than before, so that the L2 cache has what comes first.
+            is_back = number % 2 or number - 2 in self.moments
+            program = "tl.program_id(0)"
+            yield f"    program = {f'tl.num_programs(0) - 1 - {program}' if is_back else program}"
             yield "    pieces = tl.cdiv(num_columns, PIECE)"
             yield from self._known("(program // pieces)", number)
             yield "    piece = (program % pieces) * PIECE"
@@ -91,7 +93,11 @@ class SplitWriter(_PartsWriter):
                 name, index = self.names[reduction.name], self.place_of(reduction)
                 at = f"({index} * num_rows + row_ids) * pieces + program % pieces"
                 yield f"    tl.store(partial + {at}, {name}, mask=is_row)"
-        if has_rows:
+            if self._has_results(number):
+                yield from (f"    {self._statement(s)}" for s in each.after)
+                yield "    is_row = is_row & (piece == 0)"
+                yield from self._row_outputs()
+        if self._has_results(None):
             yield from ("", "", self.launched, "@triton.jit")
             yield f"def {self.function}_results("
             yield f"    {', '.join(self.pointers)}, totals, num_rows, num_columns,"
@@ -99,10 +105,18 @@ class SplitWriter(_PartsWriter):
             yield "):"
             yield from self._known("tl.program_id(0)", len(self.nest.passes))
             yield from self._row_outputs()
-        for fold in sorted(self.folds):
+        paired = {r for pair in self.moments.values() for r in (pair.first, pair.second)}
+        for fold in sorted({r.fold for r in self.nest.reductions if r not in paired}):
             yield put_together(self.function, fold)
         if self.moments:
             yield PUT_MOMENTS_TOGETHER.format(function=self.function).rstrip("\n")
+
+    def _has_results(self, number: int | None) -> bool:
+        """Whether a pass writes what is of a row; None: a kernel behind the last one does."""
+        last = len(self.nest.passes) - 1
+        is_any = any(not self.nest.is_inner(o.name) for o in self.nest.outputs)
+        is_last_pass = not self.nest.passes[last].reductions
+        return is_any and number == (last if is_last_pass else None)
 
     def _left(self, reduction: Reduction) -> str:
         is_scaled = any(reduction == pair.second for pair in self.moments.values())
@@ -117,11 +131,13 @@ class SplitWriter(_PartsWriter):
         yield "    if cols + block * split >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield "    pieces = ceil_div(cols, block * split)"
+        yield "    lanes = min(1024, 1 << (pieces - 1).bit_length())"
+        yield "    blocks = ceil_div(rows, 1024 // lanes)"
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
-            blocks = f"({self._row_blocks('block_rows')})" if self.has_rows else "rows"
-            yield f"    {self.function}_pass_{number}[({blocks} * pieces,)]("
+            of_rows = f"({self._row_blocks('block_rows')})" if self.has_rows else "rows"
+            yield f"    {self.function}_pass_{number}[({of_rows} * pieces,)]("
             yield f"        {self.tensors}, partial, totals, rows, cols,"
             yield "        ROWS=block_rows, COLUMNS=block, PIECE=block * split,"
             yield f"        num_warps={self.blocks.num_warps},"
@@ -130,10 +146,11 @@ class SplitWriter(_PartsWriter):
                 yield from self._moments_together(self.moments[number])
                 continue
             for reduction in each.reductions:
-                call = f"{self.function}_put_together_{reduction.fold}[(rows,)]"
-                number_of = self.place_of(reduction)
-                yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
-        if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
+                yield f"    {self.function}_put_together_{reduction.fold}[(blocks,)]("
+                yield f"        partial, totals, rows, pieces, NUMBER={self.place_of(reduction)},"
+                yield "        ROWS=1024 // lanes, PIECES=lanes,"
+                yield "    )"
+        if self._has_results(None):
             yield f"    {self.function}_results[({self._row_blocks('128')},)]("
             yield f"        {self.tensors}, totals, rows, cols, ROWS=128,"
             yield "    )"
@@ -144,9 +161,10 @@ class SplitWriter(_PartsWriter):
         factor = 'float("nan")' if math.isnan(scale) else repr(scale)
         if pair.second.is_mean:
             factor = f'1.0 / (cols - {less!r}) if cols > {less!r} else float("nan")'
-        yield f"    {self.function}_put_together_moments[(rows,)]("
+        yield f"    {self.function}_put_together_moments[(blocks,)]("
         yield f"        partial, totals, rows, cols, pieces, {factor},"
         yield f"        PIECE=block * split, MEAN={mean}, SQUARES={squares},"
+        yield "        ROWS=1024 // lanes, PIECES=lanes,"
         yield "    )"
 
 
