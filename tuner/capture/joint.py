@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.capture.autograd_leaves import leaves_of_each, require_attached
+from tuner.capture.autograd_leaves import leaves_of_each
 from tuner.capture.calls import is_assertion
 from tuner.capture.graph import Graph, Node, Ref, Tensor, behind, free_name, live
 from tuner.capture.index_space import ALIASES
@@ -41,6 +41,7 @@ class Joint:
         gradients: of the incoming gradients and of what is kept; its outputs are gradients.
         incoming: for each output of forward the input of `gradients` that is its gradient, "" for
             those that have none: whole numbers, and what forward computes without gradients.
+        leaves: for each output of forward the inputs and parameters that it has gradients by.
         gradient_of: for each input and parameter that has a gradient the output of `gradients`,
             or the incoming one that it is.
         copies: views or casts of what is given that are kept as copies, with the steps to each.
@@ -49,6 +50,7 @@ class Joint:
     forward: Graph
     gradients: Graph
     incoming: tuple[str, ...]
+    leaves: tuple[frozenset[str], ...]
     gradient_of: Mapping[str, str]
     copies: Mapping[str, tuple[Node, ...]]
 
@@ -137,7 +139,7 @@ class _Step(Operators):
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
         self.differentiable: list[bool] = []  # of each output, once forward was run
-        self.leaves: list[set[int]] = []  # the same
+        self.leaves: list[frozenset[str]] = []  # the same
         self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
 
     def joint(self) -> Joint | None:
@@ -190,13 +192,9 @@ class _Step(Operators):
         dtypes = [low.forms[name][1] for name in own]
         if len(set(own)) < len(own) or dtypes != [y.dtype for y in outputs]:
             return None  # places are floats here, PyTorch's are not
-        found = {
-            given: name
-            for given, name in zip(self.wanted, names[last:], strict=True)
-            if name is not None
-        }
+        pairs = zip(self.wanted, names[last:], strict=True)
+        found = {given: name for given, name in pairs if name is not None}
         updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
-        require_attached(nodes, own, self.leaves, self.wanted, found)
         return self._split(nodes, own, updates, found, incoming, grads)
 
     def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
@@ -250,7 +248,8 @@ class _Step(Operators):
             sought, coming = zip(*asked, strict=True)
             leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
             updates = [lent[name] for name in self.updated]
-            self.leaves = leaves_of_each(outputs, leaves, updates)
+            named = dict(zip(self.wanted, leaves, strict=True))
+            self.leaves = leaves_of_each(outputs, named, updates)
             gradients = torch.autograd.grad(sought, leaves, coming, allow_unused=True)
             return [*(y.detach() for y in outputs), *updates, *gradients]
 
@@ -320,6 +319,7 @@ class _Step(Operators):
                 outputs=tuple(dict.fromkeys(n for n in gradient_of.values() if n in by_name)),
             ),
             tuple("" if t is None else t.name for t in incoming),
+            tuple(self.leaves),
             gradient_of,
             copies,
         )

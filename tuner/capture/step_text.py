@@ -24,7 +24,7 @@ from tuner.capture.module_text import (
     view_of,
 )  # fmt: skip
 from tuner.capture.partitions import traffic_bytes
-from tuner.capture.results_of_steps import returned_by, why_not_given
+from tuner.capture.results_of_steps import gradients_of_results, returned_by, why_not_given
 from tuner.capture.settings import shell_of
 from tuner.capture.stages import Partition, Stages, stages_of
 
@@ -123,9 +123,8 @@ def step_text(
     forward, stages = _forward_of(graph, own, plan)
     made = _made(forward, stages)
     returned = [made[name] for name in forward.outputs[: len(joint.incoming)]]
-    without = [place for place, name in zip(returned, joint.incoming, strict=True) if not name]
-    # In one call: of several the last one counts.
-    results = [f"        ctx.mark_non_differentiable({', '.join(without)})\n"] if without else []
+    marked, zeros = gradients_of_results(joint, returned)
+    results = [marked] if marked else []
     results += [f"        {known[b]}.add_({n})\n" for b, n in stages.counters.items()]
     written = [o.name for o in results_of(stages)]
     for buffer, name in stages.updates.items():
@@ -192,6 +191,8 @@ def step_text(
         place_of_rows=next((i for i, t in enumerate(graph.inputs) if t.shape), 0),
         rows=joint.forward.batch if is_fixed else None,
         results="".join(results),
+        zeros=zeros,
+        leaves=[[i for i, t in enumerate(given) if t.name in own] for own in joint.leaves],
         returned=", ".join(returned),
         read=", ".join(read),
         packed=", ".join(packed),
@@ -270,6 +271,7 @@ _STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
 _COSTLY = {costly}  # of these: their gradients take products, of which none is made in vain
+_LEAVES = {leaves}  # of these: by which each result has gradients
 _STEP_ROWS = {rows}  # None for any number
 
 
@@ -328,7 +330,7 @@ class Step(torch.autograd.Function):
         is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
         if torch.is_grad_enabled() or is_cast:
             return (None, *by_reference(ctx, fused_given, grads))
-        {names}, = fused_given
+{zeros}        {names}, = fused_given
 {unpacked}{backward}
 
 def is_kept():
