@@ -60,3 +60,4 @@ def test_what_differs_in_another_way_has_no_such_text(case):
 
 def test_another_batch_shares_no_factor():
     assert [another_batch(batch) for batch in (1, 2, 8, 128, 16384)] == [3, 3, 11, 131, 16411]
+    assert another_batch(4, {4, 5, 7, 49}) == 11

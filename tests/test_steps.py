@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import gc
 import importlib.util
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -620,6 +622,19 @@ def test_hooks_of_what_has_no_gradient_are_not_called(tmp_path):
     answers(taken.mine(*taken.problem.make_inputs(1)))[0].sum().backward()
     assert taken.num_calls == 1 and not calls and taken.mine.unused.grad is None
     assert taken.mine.b.grad is not None
+
+
+def test_no_name_of_a_file_means_two_things(tmp_path):
+    """What knows calls again, and steps, stand in one file, whose names are of all of it."""
+    _, family = derive_with_steps(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
+    found: list[str] = []
+    for node in ast.parse(family.model_new).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign):
+            found += [x.id for x in node.targets if isinstance(x, ast.Name)]
+    assert "_RESULTS_BY" in found and "known_call" in found
+    assert [name for name, count in Counter(found).items() if count > 1] == []
 
 
 def test_a_result_that_is_computed_from_another_leaves_steps_to_the_reference(tmp_path):

@@ -34,6 +34,21 @@ TRAINED = {
         "q = torch.tanh(x) * self.w; return x + (q - x).detach(), ((q - x) ** 2).mean()",
         "torch.randn(4, 16)",
     ),
+    "class token": (
+        "self.c, self.p = nn.Parameter(torch.rand(1, 1, 16)), nn.Parameter(torch.rand(6, 16)); "
+        "self.q, self.l = nn.Parameter(torch.rand(2, 16)), nn.Linear(16, 9)", "x",
+        "c, q = self.c.expand(len(x), -1, -1), self.q.repeat(len(x), 1, 1); "
+        "t = torch.cat([c, x, q], 1) + self.p; "
+        "return F.gelu(self.l(F.layer_norm(t, (16,))))",
+        "torch.randn(4, 3, 16)",
+    ),
+    "queries": (
+        "self.q, self.k, self.l = nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 8)", "x",
+        "q = self.q.weight[None].repeat(len(x), 1, 1).transpose(0, 1); "
+        "a = torch.softmax(self.k(q).transpose(0, 1) @ x.transpose(1, 2), -1); "
+        "return torch.relu(self.l(a @ x))",
+        "torch.randn(4, 3, 8)",
+    ),
     "causal mask": (
         "self.w = nn.Parameter(torch.rand(12))", "x",
         "t = x.shape[-1]; m = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1); "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from tuner.capture.batch_numbers import BatchNumber, Linear
@@ -33,13 +33,14 @@ _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "extra: ")
 _AS_GIVEN = re.compile(
     r"(extra_)?sizes: |_TUNED_ROWS = |  (block_|num_warps|product_)\w*: |    default: "
 )
+_COPY = re.compile(r"        copy_\d+ = ")  # of a view that a step keeps for its backward
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 
-def another_batch(batch: int) -> int:
-    """Return the next prime: it divides no other size, and hardly any is the same."""
-    found = batch + 1
-    while any(found % d == 0 for d in range(2, math.isqrt(found) + 1)) or found < 3:
+def another_batch(batch: int, sizes: Container[int] = ()) -> int:
+    """Return the next prime that is none of a module's other sizes: it divides none of them."""
+    found = max(3, batch + 1)
+    while found in sizes or any(found % d == 0 for d in range(2, math.isqrt(found) + 1)):
         found += 1
     return found
 
@@ -81,7 +82,7 @@ def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | No
     step = one.lstrip()
     is_view = step.startswith(_VIEWS)
     is_plan = step.startswith((*_PLAN, *_ESTIMATES)) or _TENSOR.match(one) is not None
-    is_result = ".view((" in one or "_unsafe_view.default(" in one
+    is_result = ".view((" in one or "_unsafe_view.default(" in one or _COPY.match(one) is not None
     if not (is_plan or is_result):
         return None
     mine, its = _NUMBER.split(one), _NUMBER.split(other)

@@ -50,7 +50,9 @@ def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
     mode: TuneMode = "train" if graph.is_training else "eval"
     if graph.batch is None:
         return None
-    other = another_batch(graph.batch)
+    sizes = {size for t in graph.given for size in t.shape}
+    sizes |= {size for node in graph.nodes for size in node.shape}
+    other = another_batch(graph.batch, sizes)
     try:
         found = capture(problem, mode=mode, batch=other)
         rows = rows_tried(problem, mode, (graph.batch, other))

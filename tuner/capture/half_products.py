@@ -106,10 +106,10 @@ def _takes(products: Products, graph: Graph, call: Call, shortest: int = SHORTES
         return kind is not None and products.of == kind
     if products.convolves:
         return False
-    is_batched = _is_batched(graph, call)
-    if not (is_batched or _is_of_matrices(graph, call)):
+    is_batched = _is_batched(call)
+    if not (is_batched or _is_of_matrices(call)):
         return False
-    rows, columns, depth = _sizes_of(graph, call)
+    rows, columns, depth = _sizes_of(call)
     fewest = min(rows, columns)
     # Of a short sum the result takes the time, where one kernel writes it once.
     if products.takes_epilogues and depth >= SHORTEST_OF_MANY and 4 * depth <= fewest:
@@ -121,31 +121,31 @@ def _takes(products: Products, graph: Graph, call: Call, shortest: int = SHORTES
     return is_taken and fewest >= FEWEST and shortest <= depth <= longest
 
 
-def _is_of_matrices(graph: Graph, call: Call) -> bool:
+def _is_of_matrices(call: Call) -> bool:
     """Whether a call is the product of two matrices; rows of the first may have any shape."""
     if call.function not in ("linear", "matmul"):
         return False
-    x, weight = (graph.value(name).shape for name in call.reads[:2])
+    x, weight = (shape for shape, _ in call.forms[:2])
     is_one = len(weight) >= 2 and math.prod(weight[:-2]) == 1
     return is_one and len(x) >= 2 and math.prod(x[:-1]) == math.prod(call.shape[:-1])
 
 
-def _is_batched(graph: Graph, call: Call) -> bool:
+def _is_batched(call: Call) -> bool:
     """Whether a call is products of several matrices, of which either side may be one for all."""
     if call.function not in ("bmm", "matmul") or len(call.shape) < 3:
         return False
-    batches = [graph.value(name).shape[:-2] for name in call.reads[:2]]
+    batches = [shape[:-2] for shape, _ in call.forms[:2]]
     shared = [math.prod(each) == 1 for each in batches]
     return not shared[1] and all(
         each == call.shape[:-2] or is_one for each, is_one in zip(batches, shared, strict=True)
     )
 
 
-def _sizes_of(graph: Graph, call: Call) -> tuple[int, int, int]:
+def _sizes_of(call: Call) -> tuple[int, int, int]:
     """Return rows, columns and terms of a product; of each batch, where there are several."""
-    is_batched = _is_batched(graph, call)
+    is_batched = _is_batched(call)
     rows = call.shape[-2] if is_batched else math.prod(call.shape[:-1])
-    return rows, call.shape[-1], graph.value(call.reads[0]).shape[-1]
+    return rows, call.shape[-1], call.forms[0][0][-1]
 
 
 def makers_of(graph: Graph, calls: Sequence[Call]) -> dict[str, Products]:
@@ -185,7 +185,7 @@ class Halves:
             requires += _NOT_CONVERTED
         # What is split in memory is read and written once more: better the smaller operand. Of a
         # long sum that takes most of the time, and a weight whose rows lie across is read twice.
-        sizes = [_sizes_of(self.graph, call) for call, _ in convertible]
+        sizes = [_sizes_of(call) for call, _ in convertible]
         rows, columns = (sum(each[axis] for each in sizes) for axis in (0, 1))
         is_larger = columns > rows or any(depth > LONGEST for _, _, depth in sizes)
         weight = "converted" if is_larger else "split"
@@ -208,9 +208,9 @@ class Halves:
             if call.name not in made:
                 continue
             x_turned, weight_turned = self._turned_operands(call)
-            _, columns, depth = _sizes_of(self.graph, call)
-            is_one = _is_of_matrices(self.graph, call)
-            is_shared = math.prod(self.graph.value(call.reads[1]).shape[:-2]) == 1
+            _, columns, depth = _sizes_of(call)
+            is_one = _is_of_matrices(call)
+            is_shared = math.prod(call.forms[1][0][:-2]) == 1
             if weight_turned and columns % 4 == 0 and (is_shared or depth % _STAGE == 0):
                 found.append((call, "columns"))
             elif not (weight_turned or x_turned) and is_one and not depth % 4 and depth <= LONGEST:
@@ -224,12 +224,11 @@ class Halves:
 
     def read_turned(self, call: Call) -> set[str]:
         """Return what of `turned` a product turns back: matrices, or batches of these."""
-        is_batched = _is_batched(self.graph, call)
+        is_batched = _is_batched(call)
         return {
             name
-            for name in call.reads[:2]
-            if name in self.turned
-            and (is_batched or math.prod(self.graph.value(name).shape[:-2]) == 1)
+            for name, (shape, _) in zip(call.reads[:2], call.forms[:2], strict=True)
+            if name in self.turned and (is_batched or math.prod(shape[:-2]) == 1)
         }
 
     @cached_property
@@ -268,7 +267,7 @@ class Halves:
             turn = [int(how.is_transposed)] if products.of == "images" else []
             own = map(str, (*products.more, *turn, *geometry))
             return [*operands, *more, *products.parameters, *own]
-        numbers = [*_sizes_of(self.graph, call), *map(int, self._turned_operands(call))]
+        numbers = [*_sizes_of(call), *map(int, self._turned_operands(call))]
         return [*operands, *map(str, numbers), *more]
 
     def step(self, call: Call, named: Callable[[str], str]) -> tuple[str, str]:

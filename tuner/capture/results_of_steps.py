@@ -52,7 +52,7 @@ def gradients_of_results(joint: Joint, returned: Sequence[str]) -> tuple[str, st
 # zero, and zeros times an Inf would be NaN.
 _BY_LEAVES = """\
         results = [{returned}]
-        wants = [any([ctx.needs_input_grad[1 + i] for i in places]) for places in _LEAVES]
+        wants = [any([ctx.needs_input_grad[1 + i] for i in places]) for places in _RESULTS_BY]
         ctx.mark_non_differentiable(*[y for y, is_wanted in zip(results, wants) if not is_wanted])
         ctx.set_materialize_grads(False)
         ctx.forms = [(wanted, y.shape, y.dtype, y.device) for wanted, y in zip(wants, results)]

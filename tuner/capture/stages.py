@@ -26,7 +26,7 @@ from tuner.capture.precision import stored_as, with_products
 from tuner.capture.ranges import computed_of_ranges, with_ranges
 from tuner.capture.recomputed import with_windows_of_operands
 from tuner.capture.scans import with_scans
-from tuner.capture.viewing import real_name
+from tuner.capture.viewing import real_name, with_rows_copied
 from tuner.capture.whole_numbers import counters_of, with_whole_numbers_called
 from tuner.capture.windows import with_windows
 
@@ -111,7 +111,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
             a kernel of ours takes on a GPU.
     """
     graph = with_whole_numbers_called(with_ranges(with_results_apart(graph)))
-    graph = with_windows(graph)
+    graph = with_windows(with_rows_copied(graph))
     if partition.is_recomputed:
         names = {*graph.outputs, *graph.buffer_updates.values()} | computed_of_ranges(graph)
         graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})

@@ -271,7 +271,7 @@ _STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
 _COSTLY = {costly}  # of these: their gradients take products, of which none is made in vain
-_LEAVES = {leaves}  # of these: by which each result has gradients
+_RESULTS_BY = {leaves}  # of these: by which each result has gradients
 _STEP_ROWS = {rows}  # None for any number
 
 
