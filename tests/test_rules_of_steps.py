@@ -284,14 +284,14 @@ def test_a_step_may_be_for_one_batch_where_the_forward_is_for_any(name, tmp_path
 
 
 def test_kernels_for_one_number_of_rows_say_so(tmp_path, monkeypatch):
-    """A class token that is laid before the tokens of each sample."""
+    """A share of all pairs of samples."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = tmp_path / "embedding.py"
+    path = tmp_path / "pairs.py"
     path.write_text(
         TEXT.format(
-            init="self.c = nn.Parameter(torch.rand(1, 1, 24))",
+            init="self.c = nn.Parameter(torch.rand(24))",
             names="x",
-            forward="return torch.tanh(torch.cat((self.c.expand(len(x), -1, -1), x * 2), 1)) + 1",
+            forward="return torch.tanh(x * self.c) / (len(x) * (len(x) + 1))",
             inputs="torch.randn(6, 9, 24)",
         )
     )
@@ -300,7 +300,7 @@ def test_kernels_for_one_number_of_rows_say_so(tmp_path, monkeypatch):
     observer.on_stage = said.append
     derive_operator(path, observer)
     own = "with others PyTorch's own operations run"
-    assert f"embedding.py: kernels are for 6 rows alone: {own}" in said
+    assert f"pairs.py: kernels are for 6 rows alone: {own}" in said
 
 
 @pytest.mark.parametrize(

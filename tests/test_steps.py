@@ -27,7 +27,8 @@ from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
 from tuner.capture.joint import captured_of
 from tuner.capture.settings import settings_of
-from tuner.capture.step_text import planned, why_not_planned, without_steps
+from tuner.capture.step_plans import planned, why_not_planned
+from tuner.capture.step_text import without_steps
 from tuner.evaluate.modules import arguments_for, fused, module_of
 from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import Family, load_family
@@ -633,27 +634,8 @@ def test_no_name_of_a_file_means_two_things(tmp_path):
             found.append(node.name)
         elif isinstance(node, ast.Assign):
             found += [x.id for x in node.targets if isinstance(x, ast.Name)]
-    assert "_RESULTS_BY" in found and "known_call" in found
+    assert "_LEAVES_OF" in found and "known_call" in found
     assert [name for name, count in Counter(found).items() if count > 1] == []
-
-
-def test_a_result_that_is_computed_from_another_leaves_steps_to_the_reference(tmp_path):
-    """Its gradient by that one is part of what PyTorch gives: to hooks, and to who asks for it."""
-    path = tmp_path / "scored.py"
-    forward = "h = torch.relu(x * self.w); return h, h.abs().mean(-1), h.argmax(-1)"
-    init, inputs = "self.w = nn.Parameter(torch.rand(40))", "torch.randn(64, 40)"
-    path.write_text(TEXT.format(init=init, names="x", forward=forward, inputs=inputs))
-    problem = load_problem(path)
-    joint = captured_of(problem, capture(problem)).joint
-    said = "its second result is computed from the first, which is returned as well"
-    assert why_not_planned(joint) == said
-    path = tmp_path / "two.py"
-    path.write_text(TEXT.format(
-        init=init, names="x", inputs=inputs,
-        forward="h = torch.relu(x * self.w); return h * 2.0, h.abs().mean(-1), h.argmax(-1)",
-    ))  # fmt: skip
-    problem = load_problem(path)
-    assert planned(captured_of(problem, capture(problem)).joint) is not None
 
 
 @pytest.mark.parametrize(

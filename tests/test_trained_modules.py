@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
-import torch
 from cpu_machine import GPP
 from test_matching import TEXT
-from test_steps import Taken, assert_gradients_are_as_exact, leaves_of
+from test_steps import Taken, assert_gradients_are_as_exact
 
 from tuner.capture.capture import capture
 from tuner.errors import CaptureError
@@ -33,6 +30,22 @@ TRAINED = {
         "self.w = nn.Parameter(torch.randn(16))", "x",
         "q = torch.tanh(x) * self.w; return x + (q - x).detach(), ((q - x) ** 2).mean()",
         "torch.randn(4, 16)",
+    ),
+    "loss and logits": (
+        "self.f, self.g = nn.Linear(16, 24), nn.Linear(24, 5)", "x, y",
+        "z = self.g(F.gelu(self.f(x))); return F.cross_entropy(z, y), z, z.argmax(-1)",
+        "torch.randn(12, 16), torch.randint(0, 5, (12,))",
+    ),
+    "total of two losses": (
+        "self.f, self.w = nn.Linear(16, 5), nn.Parameter(torch.rand(5))", "x, y",
+        "z = torch.tanh(self.f(x)); a, b = (z - y).square().mean(), (z * self.w).abs().mean(); "
+        "return a + b * 0.5, a, b, z",
+        "torch.randn(12, 16), torch.randn(12, 5)",
+    ),
+    "scores of features": (
+        "self.w, self.v = nn.Parameter(torch.rand(16)), nn.Parameter(torch.rand(16))", "x",
+        "h = torch.tanh(x * self.w); return h, (h * self.v).square(), torch.softmax(h, -1)",
+        "torch.randn(6, 16)",
     ),
     "class token": (
         "self.c, self.p = nn.Parameter(torch.rand(1, 1, 16)), nn.Parameter(torch.rand(6, 16)); "
@@ -85,53 +98,6 @@ def test_steps_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
 def test_triton_steps_are_as_exact_as_pytorchs(name, tmp_path):
     taken = Taken(tmp_path, "module", text_of(*TRAINED[name]), "cuda")
     assert_gradients_are_as_exact(taken, name)
-
-
-@needs_gpp
-@pytest.mark.parametrize("name", ["heads of several tasks", "straight through a quantiser"])
-def test_results_have_gradients_by_what_pytorchs_have_them(name, tmp_path):
-    """Whichever results a loss is of and whatever is frozen: gradients, or none where it has none.
-
-    A weight decays that has a gradient of zeros, and does not where it has none.
-    """
-    taken = Taken(tmp_path, "module", text_of(*TRAINED[name]))
-    weights = [[*model.parameters()] for model in (taken.mine, taken.own)]
-    inputs = taken.inputs(1)
-    num_results = len([y for y in taken.own(*inputs) if y.is_floating_point()])
-    for of_loss in [set(c) for n in (1, 2, 3) for c in combinations(range(num_results), n)]:
-        for frozen in [{}, {0}, {len(weights[0]) - 1}, {*range(len(weights[0]))}]:
-            for has_gradient in (False, True):
-                found = []
-                for model, own in zip((taken.mine, taken.own), weights, strict=True):
-                    for place, weight in enumerate(own):
-                        weight.requires_grad_(place not in frozen)
-                        weight.grad = None
-                    given = leaves_of(inputs) if has_gradient else inputs
-                    made = model(*given)
-                    wants = [y.requires_grad for y in made]
-                    loss = [made[i].sin().sum() for i in of_loss if made[i].requires_grad]
-                    if loss:
-                        sum(loss).backward()
-                    found.append((wants, [x.grad for x in (*own, *given)]))
-                (mine_want, mine), (own_want, own) = found
-                assert mine_want == own_want
-                for one, other in zip(mine, own, strict=True):
-                    assert (one is None) == (other is None)
-                    assert one is None or torch.allclose(one, other, atol=1e-5)
-    assert taken.num_calls
-
-
-@needs_gpp
-def test_what_no_loss_is_of_adds_nothing_though_it_is_infinite(tmp_path):
-    """Its gradient is no zero, which times an Inf is NaN."""
-    taken = Taken(tmp_path, "module", text_of(*TRAINED["heads of several tasks"]))
-    x, _ = taken.inputs(1)
-    (given,) = leaves_of([torch.full_like(x, 1e3)])
-    taken.mine(x, given)[1].sum().backward()
-    assert given.grad is None and taken.mine.b.grad.isfinite().all()
-    made = taken.mine(x, given)
-    (made[1].sum() + made[2].clamp(max=1.0).sum()).backward()
-    assert given.grad.isnan().all()  # as PyTorch's: an Inf of exp(x), times zeros
 
 
 SET = {

@@ -33,7 +33,7 @@ _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "extra: ")
 _AS_GIVEN = re.compile(
     r"(extra_)?sizes: |_TUNED_ROWS = |  (block_|num_warps|product_)\w*: |    default: "
 )
-_COPY = re.compile(r"        copy_\d+ = ")  # of a view that a step keeps for its backward
+_COPY = re.compile(r" +copy_\d+ = ")  # of a view that a step keeps for its backward
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 
@@ -135,13 +135,16 @@ def with_batch_numbers(one: Captured, other: Captured) -> tuple[Captured, Captur
     most = [rows for rows in (its.most_rows, most_rows_of(mine)) if rows is not None]
     fewest, up_to = max(its.fewest_rows, _fewest_of_variances(mine)), min(most, default=None)
     mine, its = (replace(g, fewest_rows=fewest, most_rows=up_to) for g in (mine, its))
-    graphs = mine, its
-    found = [replace(each, graph=g) for each, g in zip((one, other), graphs, strict=True)]
+    found = [replace(one, graph=mine), replace(other, graph=its)]
     if one.joint is not None and other.joint is not None:
         forwards = _both(one.joint.forward, other.joint.forward, known)
-        gradients = _both(one.joint.gradients, other.joint.gradients, known)
-        for n, joint in enumerate((one.joint, other.joint)):
-            joint = replace(joint, forward=forwards[n], gradients=gradients[n])
+        joints = one.joint, other.joint
+        pairs = zip(*(joint.backwards for joint in joints), strict=False)
+        graphs = [_both(a.graph, b.graph, known) for a, b in pairs]
+        for n, joint in enumerate(joints):
+            own = [g[n] for g in graphs] + [b.graph for b in joint.backwards[len(graphs) :]]
+            backwards = [replace(b, graph=g) for b, g in zip(joint.backwards, own, strict=True)]
+            joint = replace(joint, forward=forwards[n], backwards=tuple(backwards))
             found[n] = replace(found[n], joint=joint)
     return found[0], found[1]
 

@@ -3,39 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["leaves_of_each"]
+__all__ = ["NotGiven", "Origins", "gradients_of_each", "origins_of"]
 
 
-def leaves_of_each(
+class NotGiven(ValueError):
+    """Why autograd functions cannot give the results of a step, each with its gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """What a result has gradients by.
+
+    Attributes:
+        leaves: inputs and parameters, by name, but for those through `results` alone.
+        results: the places of other results that it is computed from.
+    """
+
+    leaves: frozenset[str]
+    results: frozenset[int]
+
+
+def origins_of(
     results: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
     state: Sequence[torch.Tensor],
-) -> list[frozenset[str]]:
-    """Return by which leaves, by name, each result has gradients.
+) -> list[Origins]:
+    """Return what each result has gradients by.
 
     Raises:
-        ValueError: what forward has set a buffer to, in `state`, has gradients as well.
+        NotGiven: what forward has set a buffer to, in `state`, has gradients as well; or a
+            result has gradients by something both at once and through another result.
     """
     if any(buffer.requires_grad for buffer in state):
-        raise ValueError("forward sets a buffer to what has gradients")
+        raise NotGiven("forward sets a buffer to what has gradients")
     names = {id(leaf): name for name, leaf in leaves.items()}
-    found = [_leaves_of(result) for result in results]
-    return [frozenset(names[id(x)] for x in each if id(x) in names) for each in found]
+    places = {(y.grad_fn, y.output_nr): place for place, y in enumerate(results) if y.grad_fn}
+    found = []
+    for result in results:
+        own, others = _behind(result, places)
+        found.append(Origins(frozenset(names[id(x)] for x in own if id(x) in names), others))
+    for place, origins in enumerate(found):
+        both = origins.leaves & _through(origins, found)
+        if both:
+            raise NotGiven(
+                f"result {place} (from 0) has gradients by {min(both)} both at once and through "
+                f"result {min(origins.results)}, which is returned as well"
+            )
+    return found
 
 
-def _leaves_of(result: torch.Tensor) -> list[torch.Tensor]:
-    found, seen, left = list[Any]([result]), set[Any](), [result.grad_fn]
+def _through(origins: Origins, every: Sequence[Origins]) -> set[str]:
+    """Return by which leaves a result has gradients through others."""
+    found, left, seen = set[str](), [*origins.results], set[int]()
+    while left:
+        place = left.pop()
+        if place not in seen:
+            seen.add(place)
+            found |= every[place].leaves
+            left += every[place].results
+    return found
+
+
+def gradients_of_each(
+    results: Sequence[torch.Tensor],
+    incoming: Sequence[torch.Tensor | None],
+    leaves: Mapping[str, torch.Tensor],
+    origins: Sequence[Origins],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of each result that has some: by its leaves, then by other results.
+
+    Both in the order of `leaves` and of `results`.
+    """
+    import torch
+
+    found: list[torch.Tensor | None] = []
+    for result, grad, origin in zip(results, incoming, origins, strict=True):
+        if result.requires_grad:
+            by = [leaf for name, leaf in leaves.items() if name in origin.leaves]
+            by += [results[place] for place in sorted(origin.results)]
+            found += torch.autograd.grad(result, by, grad, retain_graph=True, allow_unused=True)
+    return found
+
+
+def _behind(
+    result: torch.Tensor, places: Mapping[Any, int]
+) -> tuple[list[torch.Tensor], frozenset[int]]:
+    """Return the leaves that a result has gradients by, and the nearest results on the way."""
+    leaves, others, seen, left = list[Any]([result]), set[int](), set[Any](), [result.grad_fn]
     while left:
         node = left.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
-            found.append(leaf)
-        left += [following for following, _ in node.next_functions]
-    return found
+            leaves.append(leaf)
+        for following in node.next_functions:
+            if following in places:
+                others.add(places[following])
+            else:
+                left.append(following[0])
+    return leaves, frozenset(others)

@@ -37,13 +37,8 @@ from tuner.capture.ranges import have_same_ranges
 from tuner.capture.rows_text import why_no_steps
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
-from tuner.capture.step_text import (
-    StepPlan,
-    planned,
-    step_text,
-    stepped,
-    why_not_planned,
-)
+from tuner.capture.step_plans import StepPlan, planned, why_not_planned
+from tuner.capture.step_text import step_text, stepped
 from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
@@ -72,7 +67,7 @@ _NEEDED = {
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
-FORMAT = 74  # of what is written; part of the key
+FORMAT = 75  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -137,7 +132,7 @@ def derived(
         own, plan = stages if is_mine else stages_of(of), planned(joint)
         parts = _parts(of, own, plan)
         step = "" if plan is None else step_text(of, own, plan, batch, is_fixed=is_fixed)
-        made_in_step = [] if plan is None else stepped(of, own, plan)
+        made_in_step = ("", []) if plan is None else stepped(of, own, plan)
         batches = (batch, None if is_fixed else batch)
         why = without_step or "its kernels would be for one number of rows alone"
         module = model_new(
@@ -246,7 +241,8 @@ def _for_any_batch(
 
 def _graphs_of(captured: Captured) -> list[Graph]:
     joint = captured.joint
-    return [captured.graph, *((joint.forward, joint.gradients) if joint else ())]
+    of_step = (joint.forward, *(b.graph for b in joint.backwards)) if joint else ()
+    return [captured.graph, *of_step]
 
 
 def _templates(parts: Sequence[Part], partitions: Mapping[str, Stages], op: str) -> dict[str, str]:
@@ -268,12 +264,10 @@ def _parts(graph: Graph, own: Stages, plan: StepPlan | None) -> list[Part]:
         if plan.forward is not None:
             names = _names(plan.forward, given, "_kept")
             parts.append(Part("kept", plan.joint.forward, plan.forward, names))
-        names = _names(plan.gradients, given, "_grad")
-        parts.append(Part("gradients", plan.joint.gradients, plan.gradients, names))
-        if plan.of_weights is not None:
-            less = plan.of_weights
-            names = _names(less.gradients, given, "_wgrad")
-            parts.append(Part("weight_gradients", less.joint.gradients, less.gradients, names))
+        for name, backward in plan.calls:
+            assert backward.stages is not None
+            names = _names(backward.stages, given, f"_{name}")
+            parts.append(Part(name, backward.of.graph, backward.stages, names))
     return parts
 
 

@@ -11,25 +11,45 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.capture.autograd_leaves import leaves_of_each
+from tuner.capture.autograd_leaves import NotGiven, Origins, gradients_of_each, origins_of
 from tuner.capture.calls import is_assertion
 from tuner.capture.graph import Graph, Node, Ref, Tensor, behind, free_name, live
-from tuner.capture.index_space import ALIASES
-from tuner.capture.keeping import divided, reduced
+from tuner.capture.keeping import divided, reduced, steps_from_given, with_copies
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.precision import with_products
 from tuner.capture.recurrent import is_recurrent
 from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
-from tuner.capture.viewing import is_same
 from tuner.problem.reference import Problem
 from tuner.problem.returned import tensors_of
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Captured", "Joint", "captured_of", "costly", "of_weights"]
+__all__ = ["Backward", "Captured", "Joint", "captured_of", "costly", "of_weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The gradients of one result.
+
+    Attributes:
+        place: of the result among those of forward.
+        incoming: the input of `graph` that is the result's own gradient.
+        graph: of what is given and kept, and of incoming gradients; its outputs are gradients.
+        gradient_of: for each input and parameter that the result has gradients by the output of
+            `graph`, or the incoming gradient that it is; but for those through `sources` alone.
+        sources: places of other results that it is computed from.
+        of_sources: the same for each of them.
+    """
+
+    place: int
+    incoming: str
+    graph: Graph
+    gradient_of: Mapping[str, str]
+    sources: tuple[int, ...] = ()
+    of_sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +58,14 @@ class Joint:
 
     Attributes:
         forward: as captured, with what is kept as further outputs behind its own.
-        gradients: of the incoming gradients and of what is kept; its outputs are gradients.
-        incoming: for each output of forward the input of `gradients` that is its gradient, "" for
-            those that have none: whole numbers, and what forward computes without gradients.
-        leaves: for each output of forward the inputs and parameters that it has gradients by.
-        gradient_of: for each input and parameter that has a gradient the output of `gradients`,
-            or the incoming one that it is.
+        num_results: how many outputs of `forward` are its own.
+        backwards: of each result that has gradients.
         copies: views or casts of what is given that are kept as copies, with the steps to each.
     """
 
     forward: Graph
-    gradients: Graph
-    incoming: tuple[str, ...]
-    leaves: tuple[frozenset[str], ...]
-    gradient_of: Mapping[str, str]
+    num_results: int
+    backwards: tuple[Backward, ...]
     copies: Mapping[str, tuple[Node, ...]]
 
 
@@ -64,32 +78,36 @@ class Captured:
     without_step: str = ""
 
 
-def of_weights(joint: Joint) -> Joint | None:
-    """Return a step whose inputs want no gradient, as data do not.
+def of_weights(backward: Backward) -> Backward | None:
+    """Return a backward of a step whose inputs want no gradient, as data do not.
 
     None where weights have none, or inputs have none as it is.
     """
-    graph = joint.gradients
-    weights = {t.name for t in graph.parameters}
-    gradient_of = {name: g for name, g in joint.gradient_of.items() if name in weights}
-    outputs = tuple(name for name in graph.outputs if name in gradient_of.values())
-    if not outputs or gradient_of == joint.gradient_of:
+    weights = {t.name for t in backward.graph.parameters}
+    gradient_of = {name: g for name, g in backward.gradient_of.items() if name in weights}
+    if not gradient_of or gradient_of == backward.gradient_of:
         return None
-    nodes = live(graph.nodes, {*outputs})
-    return replace(
-        joint, gradients=replace(graph, nodes=nodes, outputs=outputs), gradient_of=gradient_of
-    )
+    graph = _of(backward.graph, [*gradient_of.values(), *backward.of_sources])
+    return replace(backward, graph=graph, gradient_of=gradient_of) if graph.outputs else None
 
 
-def costly(joint: Joint, calls: Collection[str]) -> set[str]:
+def _of(graph: Graph, gradients: Sequence[str]) -> Graph:
+    """Return the part of a graph that computes some gradients."""
+    own = {node.name for node in graph.nodes}
+    made = tuple(dict.fromkeys(name for name in gradients if name in own))
+    return replace(graph, nodes=live(graph.nodes, {*made}), outputs=made)
+
+
+def costly(backward: Backward, calls: Collection[str]) -> set[str]:
     """Return whose gradients take one of these calls, by name, that no other gradient takes."""
 
     def num_calls(gradients: set[str]) -> int:
-        return sum(node.name in calls for node in live(joint.gradients.nodes, gradients))
+        return sum(node.name in calls for node in live(backward.graph.nodes, gradients))
 
-    found = joint.gradient_of.items()
-    most = num_calls({*joint.gradient_of.values()})
-    return {n for n, _ in found if num_calls({g for other, g in found if other != n}) < most}
+    found = backward.gradient_of.items()
+    others = {*backward.of_sources}
+    most = num_calls(others | {*backward.gradient_of.values()})
+    return {n for n, _ in found if num_calls(others | {g for o, g in found if o != n}) < most}
 
 
 def captured_of(problem: Problem, graph: Graph) -> Captured:
@@ -100,12 +118,13 @@ def captured_of(problem: Problem, graph: Graph) -> Captured:
     step = _Step(problem, graph)
     try:
         joint = step.joint()
+    except NotGiven as error:
+        return Captured(graph, None, str(error))
     except Exception as error:  # whatever a record of a backward has that is not read yet
-        if step.differentiable and not any(step.differentiable):
-            return Captured(graph, None, "its results have no gradients")
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         return Captured(graph, None, f"the record of its backward is not read yet: {said}")
-    if joint and any(isinstance(x, complex) for node in joint.gradients.nodes for x in node.args):
+    args = [x for b in joint.backwards for n in b.graph.nodes for x in n.args] if joint else []
+    if any(isinstance(x, complex) for x in args):
         return Captured(graph, None, "its gradients are computed with complex numbers")
     return Captured(graph, joint, "" if joint else "the record of its backward is not read yet")
 
@@ -139,7 +158,7 @@ class _Step(Operators):
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
         self.differentiable: list[bool] = []  # of each output, once forward was run
-        self.leaves: list[frozenset[str]] = []  # the same
+        self.origins: list[Origins] = []  # the same
         self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
 
     def joint(self) -> Joint | None:
@@ -160,7 +179,6 @@ class _Step(Operators):
             *(t for t in incoming if t is not None),
         ]
         incoming = [t if d else None for t, d in zip(incoming, self.differentiable, strict=True)]
-        grads = [t for t in incoming if t is not None]
         low = Lowering(given)
         values_of: dict[str, Any] = {}
         places = iter(given)
@@ -192,10 +210,18 @@ class _Step(Operators):
         dtypes = [low.forms[name][1] for name in own]
         if len(set(own)) < len(own) or dtypes != [y.dtype for y in outputs]:
             return None  # places are floats here, PyTorch's are not
-        pairs = zip(self.wanted, names[last:], strict=True)
-        found = {given: name for given, name in pairs if name is not None}
+        left = iter(names[last:])
+        asked: dict[int, dict[str, str]] = {}  # by result: whose gradients, and which
+        for place, origin in enumerate(self.origins):
+            if self.differentiable[place]:
+                by = [name for name in self.wanted if name in origin.leaves]
+                sources = [own[other] for other in sorted(origin.results)]
+                found = {of: next(left) for of in (*by, *sources)}
+                if any(found[of] is None for of in sources):
+                    return None
+                asked[place] = {of: name for of, name in found.items() if name is not None}
         updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
-        return self._split(nodes, own, updates, found, incoming, grads)
+        return self._split(nodes, own, updates, asked, incoming)
 
     def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
         """Write an operator's nodes; a convolution's gradients are a call each."""
@@ -243,14 +269,15 @@ class _Step(Operators):
             lent |= {name: lent[name].clone() for name in self.updated}
             outputs = tensors_of(torch.func.functional_call(model, lent, tuple(inputs)))
             self.differentiable = [y.requires_grad for y in outputs]
-            numbers = [y for y in outputs if y.is_floating_point()]
-            asked = [(y, g) for y, g in zip(numbers, grads, strict=True) if y.requires_grad]
-            sought, coming = zip(*asked, strict=True)
+            coming = iter(grads)
+            grad_of = [next(coming) if y.is_floating_point() else None for y in outputs]
             leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
             updates = [lent[name] for name in self.updated]
             named = dict(zip(self.wanted, leaves, strict=True))
-            self.leaves = leaves_of_each(outputs, named, updates)
-            gradients = torch.autograd.grad(sought, leaves, coming, allow_unused=True)
+            if not any(self.differentiable):
+                raise NotGiven("its results have no gradients")
+            self.origins = origins_of(outputs, named, updates)
+            gradients = gradients_of_each(outputs, grad_of, named, self.origins)
             return [*(y.detach() for y in outputs), *updates, *gradients]
 
         fake = next(x for x in values if isinstance(x, torch.Tensor)).fake_mode
@@ -278,88 +305,57 @@ class _Step(Operators):
         nodes: list[Node],
         outputs: list[str],
         updates: dict[str, str],
-        gradient_of: Mapping[str, str],
+        asked: Mapping[int, Mapping[str, str]],
         incoming: Sequence[Tensor | None],
-        grads: Sequence[Tensor],
     ) -> Joint | None:
+        grads = [t for t in incoming if t is not None]
+        wanted = [*dict.fromkeys(name for found in asked.values() for name in found.values())]
         # As in forward, though its extreme or mean may be kept and is no node of the backward.
         given = (*self.graph.inputs, *grads)
         whole = replace(self.graph, constants=(), inputs=given, nodes=tuple(nodes))
         nodes = [*with_products(whole).nodes]
         by_name = {n.name: n for n in nodes}
         after = behind(nodes, {t.name for t in grads})
-        if not set(gradient_of.values()) <= after or after & {*outputs, *updates.values()}:
+        if not {*wanted} <= after or after & {*outputs, *updates.values()}:
             return None
         results = {*outputs, *updates.values()}
-        wanted = [*gradient_of.values()]
         kept, needed = divided(nodes, wanted, results, self.copied)
         if set(kept) - results:  # beside which a few numbers more are no further memory
             few = reduced(nodes, needed, after, self.given)
             kept, needed = divided(nodes, wanted, results, self.copied, few, kept, self.given)
         if not needed:
             return None
-        nodes, kept, again = _with_copies(nodes, kept, needed, self.given)
+        nodes, kept, again = with_copies(nodes, kept, needed, self.given)
         by_name = {n.name: n for n in nodes}
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
         graph = replace(self.graph, constants=(), nodes=tuple(nodes))
-        copies = {name: steps for name in kept if (steps := _from_given(name, graph))}
+        copies = {name: steps for name in kept if (steps := steps_from_given(name, graph))}
         kept = [name for name in kept if name not in copies]
-        return Joint(
-            replace(
-                graph,
-                nodes=live(nodes, {*outputs, *kept, *updates.values()}),
-                buffer_updates=updates,
-                outputs=(*outputs, *(name for name in kept if name not in outputs)),
-            ),
-            replace(
-                graph,
-                inputs=(*graph.inputs, *saved, *grads),
-                nodes=again,
-                buffer_updates={},
-                outputs=tuple(dict.fromkeys(n for n in gradient_of.values() if n in by_name)),
-            ),
-            tuple("" if t is None else t.name for t in incoming),
-            tuple(self.leaves),
-            gradient_of,
-            copies,
+
+        inputs = (*graph.inputs, *saved, *grads)
+        every = replace(graph, inputs=inputs, nodes=again, buffer_updates={}, outputs=())
+        backwards = []
+        for place, found in asked.items():
+            coming = incoming[place]
+            assert coming is not None
+            sources = tuple(sorted(self.origins[place].results))
+            backwards.append(
+                Backward(
+                    place,
+                    coming.name,
+                    _of(every, [*found.values()]),
+                    {of: name for of, name in found.items() if of in self.given},
+                    sources,
+                    tuple(found[outputs[source]] for source in sources),
+                )
+            )
+        forward = replace(
+            graph,
+            nodes=live(nodes, {*outputs, *kept, *updates.values()}),
+            buffer_updates=updates,
+            outputs=(*outputs, *(name for name in kept if name not in outputs)),
         )
-
-
-def _with_copies(
-    nodes: list[Node], kept: Sequence[str], needed: Mapping[str, Node], given: Mapping[str, Tensor]
-) -> tuple[list[Node], list[str], tuple[Node, ...]]:
-    """Return a record with a view of what is given and kept as a copy, and what is kept then.
-
-    And the nodes of the backward, which read the copy.
-    """
-    taken = {*given, *(n.name for n in nodes)}
-    names = {name: free_name(f"{name}_copy", taken) for name in kept if name in given}
-    views = [
-        Node(copy, "view", (Ref(name),), {}, given[name].shape, given[name].dtype)
-        for name, copy in names.items()
-    ]
-    again = tuple(
-        replace(
-            n,
-            args=tuple(
-                Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in n.args
-            ),
-        )
-        for n in nodes
-        if n.name in needed
-    )
-    return [*views, *nodes], [names.get(name, name) for name in kept], again
-
-
-def _from_given(name: str, graph: Graph) -> tuple[Node, ...]:
-    """Return the steps to a view or a wider copy of what is given, else none."""
-    steps: list[Node] = []
-    while isinstance(node := graph.value(name), Node):
-        if not (node.op in ALIASES or is_same(graph, node)):
-            return ()
-        steps.append(node)
-        (name,) = node.refs
-    return tuple(reversed(steps))
+        return Joint(forward, len(outputs), tuple(backwards), copies)
 
 
 def _is_in_place(target: Any) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
-from tuner.capture.graph import Node, Tensor, in_order
+from tuner.capture.graph import Graph, Node, Ref, Tensor, free_name, in_order
 from tuner.capture.index_space import ALIASES, REDUCTIONS
 from tuner.capture.library import is_call
+from tuner.capture.viewing import is_same
 
-__all__ = ["divided", "reduced"]
+__all__ = ["divided", "reduced", "steps_from_given", "with_copies"]
 
 PLACES = ("argmax", "argmin", "max_place")
 WHOLE_FLOATS = ("float32", "float64")  # to keep a mean in 16 bits would round it once more
@@ -131,3 +133,40 @@ def divided(
     order = [*small, *by_name]
     found = sorted(kept.keys() & reached, key=order.index)
     return found, {name: needed[name] for name in needed if name in again_of and name in reached}
+
+
+def with_copies(
+    nodes: list[Node], kept: Sequence[str], needed: Mapping[str, Node], given: Mapping[str, Tensor]
+) -> tuple[list[Node], list[str], tuple[Node, ...]]:
+    """Return a record with a view of what is given and kept as a copy, and what is kept then.
+
+    And the nodes of the backward, which read the copy.
+    """
+    taken = {*given, *(n.name for n in nodes)}
+    names = {name: free_name(f"{name}_copy", taken) for name in kept if name in given}
+    views = [
+        Node(copy, "view", (Ref(name),), {}, given[name].shape, given[name].dtype)
+        for name, copy in names.items()
+    ]
+    again = tuple(
+        replace(
+            n,
+            args=tuple(
+                Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in n.args
+            ),
+        )
+        for n in nodes
+        if n.name in needed
+    )
+    return [*views, *nodes], [names.get(name, name) for name in kept], again
+
+
+def steps_from_given(name: str, graph: Graph) -> tuple[Node, ...]:
+    """Return the steps to a view or a wider copy of what is given, else none."""
+    steps: list[Node] = []
+    while isinstance(node := graph.value(name), Node):
+        if not (node.op in ALIASES or is_same(graph, node)):
+            return ()
+        steps.append(node)
+        (name,) = node.refs
+    return tuple(reversed(steps))

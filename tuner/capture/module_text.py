@@ -136,7 +136,7 @@ def model_new(
     has_modes: bool,
     batch: int | None,
     step: str,
-    stepped: Sequence[str],
+    stepped: tuple[str, Sequence[str]],
     beside: Mapping[str, str],
     without_step: str = "",
 ) -> str:
@@ -150,7 +150,7 @@ def model_new(
         has_modes: whether those name modes.
         batch: how many rows inputs have that may have another number; None where none may.
         step: the text of `Step`, "" where the reference takes steps of training.
-        stepped: what forward returns of what that makes, each in its own shape.
+        stepped: the lines in which results are made by that, and what forward returns then.
         beside: modules that the file imports from its own folder, with their hashes.
         without_step: why the reference takes steps of training, where it does.
     """
@@ -198,7 +198,9 @@ def model_new(
         step=f"{step or f'_TAKES_STEPS = False  # {without_step}'}\n\n",
         given=given,
         wants="fused_step and not can_step(given)" if step else "fused_step",
-        stepped=_STEPPED.format(given=given, result=returned_text(graph.returns, stepped))
+        stepped=_STEPPED.format(
+            given=given, results=stepped[0], result=returned_text(graph.returns, stepped[1])
+        )
         if step
         else "",
         updates="".join(f"        {line}\n" for line in updates),
@@ -307,10 +309,8 @@ _ASKS_STEP = """\
 _STEPPED = """\
         if fused_step:
             given = ({given},)
-            # What has no gradient stays out of the graph: its hooks would be called with None.
-            given = [x if i in _DIFFERENTIABLE else x.detach() for i, x in enumerate(given)]
-            made = Step.apply(self, *given)
-            return {result}
+            held = []
+{results}            return {result}
 """
 
 

@@ -1,70 +1,54 @@
-"""The results of a step: whether one autograd function can give them, and as what it gives them.
+"""The results of a step, each given by an autograd function of its own.
 
-It gives all of its results side by side: none has a gradient by another one. By what each has
-gradients is PyTorch's own record of it.
+So autograd itself does what PyTorch does for them: which have a gradient, by what, what hooks are
+called with, what is freed and checked. What all results are made of is computed once, as the
+first of them is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
-from tuner.capture.graph import Graph, behind
+from tuner.capture.graph import Graph, behind, in_order
 from tuner.capture.joint import Joint
+from tuner.capture.library import MOVES, is_call
 from tuner.capture.module_text import made_whole, result_of, spread_by
 from tuner.capture.stages import Stages
 
-__all__ = ["gradients_of_results", "returned_by", "why_not_given"]
+__all__ = ["in_turn", "results_text", "why_not_given"]
 
 
 def why_not_given(joint: Joint) -> str:
-    """Return why one autograd function cannot give a step's results; "" where it can."""
-    outputs = zip(joint.forward.outputs, joint.incoming, strict=False)
-    places = {o: place for place, (o, name) in enumerate(outputs) if name}
-    own, nodes = {*places}, joint.forward.nodes
-    for name, place in places.items():
-        if others := (own & behind(nodes, {name})) - {name}:
-            other = min(places[o] for o in others)
-            return (
-                f"its {_ordinal(other)} result is computed from the {_ordinal(place)}, "
-                "which is returned as well"
-            )
-    if any(spread_by(joint.forward, name) for name in own):
+    """Return why autograd functions cannot give a step's results; "" where they can."""
+    forward = joint.forward
+    if why := _shared(joint):
+        return why
+    if any(spread_by(forward, forward.outputs[each.place]) for each in joint.backwards):
         return "one of its results is a value that is expanded"
     return ""
 
 
-def gradients_of_results(joint: Joint, returned: Sequence[str]) -> tuple[str, str]:
-    """Return what a step's forward and its backward say of the gradients of its results.
-
-    Where all have them by the same, autograd does the rest.
-    """
-    pairs = [*zip(returned, joint.incoming, joint.leaves, strict=True)]
-    if len({leaves for _, incoming, leaves in pairs if incoming}) > 1:
-        return _BY_LEAVES.format(returned=", ".join(returned)), _ZEROS
-    without = ", ".join(place for place, incoming, _ in pairs if not incoming)
-    # In one call: of several the last one counts.
-    return f"        ctx.mark_non_differentiable({without})\n" if without else "", ""
-
-
-# A result has a gradient where something wants one that it has gradients by. Gradients of others
-# are zeros, which reach nothing that is wanted. Where a gradient does not come that could, the
-# reference's own operations run: what that result alone depends on has no gradient, which is no
-# zero, and zeros times an Inf would be NaN.
-_BY_LEAVES = """\
-        results = [{returned}]
-        wants = [any([ctx.needs_input_grad[1 + i] for i in places]) for places in _RESULTS_BY]
-        ctx.mark_non_differentiable(*[y for y, is_wanted in zip(results, wants) if not is_wanted])
-        ctx.set_materialize_grads(False)
-        ctx.forms = [(wanted, y.shape, y.dtype, y.device) for wanted, y in zip(wants, results)]
-"""
-_ZEROS = """\
-        if any([grad is None and form[0] for grad, form in zip(grads, ctx.forms)]):
-            return (None, *by_reference(ctx, fused_given, grads))
-        grads = [
-            torch.zeros(size, dtype=dtype, device=device) if grad is None else grad
-            for grad, (_, size, dtype, device) in zip(grads, ctx.forms)
-        ]
-"""
+def _shared(joint: Joint) -> str:
+    """Return which call two results are made by, of which each would make the gradients again."""
+    results, seen = joint.forward.outputs, dict[str, int]()
+    nodes = {node.name: node for node in joint.forward.nodes}
+    for each in joint.backwards if len(joint.backwards) > 1 else ():
+        ends = {results[source] for source in each.sources}
+        refs = {name: () if name in ends else node.refs for name, node in nodes.items()}
+        given = {t.name: () for t in joint.forward.given}
+        through = behind(joint.forward.nodes, {*each.gradient_of})
+        for name in in_order([results[each.place]], {**given, **refs}.__getitem__):
+            node = nodes.get(name)
+            if node is None or name in ends or name not in through:
+                continue
+            if not is_call(node) or node.op in MOVES:
+                continue
+            if (other := seen.setdefault(name, each.place)) != each.place:
+                return (
+                    f"its {_ordinal(other)} and its {_ordinal(each.place)} result are made by the "
+                    f"same {node.op.removeprefix('aten.')}, through which each would go back"
+                )
+    return ""
 
 
 def _ordinal(place: int) -> str:
@@ -72,21 +56,54 @@ def _ordinal(place: int) -> str:
     return known[place] if place < len(known) else f"{place + 1}th"
 
 
-def returned_by(graph: Graph, forward: Graph, stages: Stages, saved: Container[str]) -> list[str]:
-    """Return the text of each result of a module, in its own shape, of what its step made.
+def in_turn(joint: Joint) -> list[int]:
+    """Return the numbers of a step's backwards, each behind those of the results it reads."""
+    numbers = {each.place: number for number, each in enumerate(joint.backwards)}
+    found: list[int] = []
 
-    What is not `saved` for the backward, by its name in the step's forward, is no view of that: an
-    edit of it is nobody's affair, and it may be detached in place.
-    """
-    found = []
-    outputs = zip(graph.outputs, forward.outputs, made_whole(forward, stages), strict=False)
-    for i, (name, own, is_whole) in enumerate(outputs):
-        value, source = graph.value(name), f"made[{i}]"
-        if is_whole:
-            found.append(source)
-        elif "float" in value.dtype and own not in saved:
-            shape = result_of(graph, name, "").removeprefix(".view(").removesuffix(")")
-            found.append(f"torch.ops.aten._unsafe_view.default({source}, {shape})")
-        else:
-            found.append(result_of(graph, name, source))
+    def add(number: int) -> None:
+        for source in joint.backwards[number].sources:
+            add(numbers[source])
+        if number not in found:
+            found.append(number)
+
+    for number in range(len(joint.backwards)):
+        add(number)
     return found
+
+
+def results_text(
+    graph: Graph, joint: Joint, stages: Stages, saved: Container[str]
+) -> tuple[str, list[str]]:
+    """Return the lines in which a call makes the results of a step, and the text of each then.
+
+    Args:
+        graph: of the module's forward.
+        joint: of the step.
+        stages: of its forward.
+        saved: what it keeps for its backwards, by name in its forward. What is not is no view of
+            that: an edit of it is nobody's affair, and it may be detached in place.
+    """
+    whole = made_whole(joint.forward, stages)
+    numbers = {each.place: number for number, each in enumerate(joint.backwards)}
+
+    def shaped(place: int, source: str) -> str:
+        value = graph.value(graph.outputs[place])
+        if whole[place]:
+            return source
+        if place in numbers and joint.forward.outputs[place] not in saved:
+            shape = result_of(graph, value.name, "").removeprefix(".view(").removesuffix(")")
+            return f"torch.ops.aten._unsafe_view.default({source}, {shape})"
+        return result_of(graph, value.name, source)
+
+    lines = []
+    for number in in_turn(joint):
+        each = joint.backwards[number]
+        sources = "".join(f", result_{source}" for source in each.sources)
+        call = f"Step.apply({number}, self, held, given, *taken({number}, given){sources})"
+        lines.append(f"            result_{each.place} = {shaped(each.place, call)}\n")
+    found = [
+        f"result_{place}" if place in numbers else shaped(place, f"held[0][{place}]")
+        for place in range(joint.num_results)
+    ]
+    return "".join(lines), found

@@ -1,0 +1,293 @@
+"""Steps of several results: what each has gradients by, and what autograd does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_machine import GPP
+from test_any_module import answers
+from test_matching import TEXT
+from test_steps import Taken, leaves_of
+from test_trained_modules import TRAINED, text_of
+
+from tuner.capture.capture import capture
+from tuner.capture.joint import captured_of
+from tuner.capture.step_plans import why_not_planned
+from tuner.problem.reference import load_problem
+
+pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+RELATED = [
+    "heads of several tasks", "straight through a quantiser", "loss and logits",
+    "total of two losses", "scores of features",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_results_have_gradients_by_what_pytorchs_have_them(name, tmp_path):
+    """Whichever results a loss is of and whatever is frozen: gradients, or none where it has none.
+
+    A weight decays that has a gradient of zeros, and does not where it has none. Hooks are called
+    with what comes through other results as well.
+    """
+    taken = Taken(tmp_path, "module", text_of(*TRAINED[name]))
+    models = taken.mine, taken.own
+    weights = [[*model.parameters()] for model in models]
+    inputs = taken.inputs(1)
+    count = len([y for y in answers(taken.own(*inputs)) if y.is_floating_point()])
+    for of_loss in [set(c) for n in (1, 2, 3) for c in combinations(range(count), n)]:
+        for frozen in [{}, {0}, {len(weights[0]) - 1}, {*range(len(weights[0]))}]:
+            for has_gradient in (False, True):
+                found = []
+                for model, own in zip(models, weights, strict=True):
+                    for place, weight in enumerate(own):
+                        weight.requires_grad_(place not in frozen)
+                        weight.grad = None
+                    given = leaves_of(inputs) if has_gradient else inputs
+                    made = answers(model(*given))
+                    wants = [y.requires_grad for y in made]
+                    heard: dict[int, torch.Tensor] = {}
+                    for place, y in enumerate(made):
+                        if y.requires_grad:
+                            y.retain_grad()
+                            y.register_hook(partial(heard.__setitem__, place))
+                    loss = [made[i].sin().sum() for i in of_loss if made[i].requires_grad]
+                    if loss:
+                        sum(loss).backward()
+                    kept = [heard.get(i) for i in range(len(made))]
+                    kept += [y.grad for y in made if y.requires_grad]
+                    found.append((wants, [*kept, *(x.grad for x in (*own, *given))]))
+                (mine_want, mine), (own_want, own) = found
+                assert mine_want == own_want
+                for one, other in zip(mine, own, strict=True):
+                    assert (one is None) == (other is None)
+                    assert one is None or torch.allclose(one, other, atol=1e-5)
+    assert taken.num_calls
+
+
+@pytest.mark.parametrize("name", RELATED[2:])
+def test_a_result_has_gradients_by_another_that_it_is_computed_from(name, tmp_path):
+    """And those of such gradients, and after the step's own went away with its backward."""
+    taken = Taken(tmp_path, "module", text_of(*TRAINED[name]))
+    found = []
+    for model in (taken.mine, taken.own):
+        x, *labels = leaves_of(taken.inputs(1))
+        made = [y for y in answers(model(x, *labels)) if y.is_floating_point()]
+        of = {"total of two losses": 0, "loss and logits": 0, "scores of features": 1}[name]
+        by = [made[i] for i in range(len(made)) if i != of and (name[0] != "s" or i == 0)]
+        loss = made[of].square().sum()
+        found.append([*torch.autograd.grad(loss, by, retain_graph=True)])
+        own = torch.autograd.grad(loss, x, create_graph=True)[0]
+        found[-1] += [own, *torch.autograd.grad(own.square().sum(), [x, *model.parameters()],
+                                                retain_graph=True, allow_unused=True)]  # fmt: skip
+        loss.backward()
+        found[-1] += [x.grad, *(p.grad for p in model.parameters())]
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(made[of].sum(), by)
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.allclose(one, other, atol=1e-4)
+
+
+HEADS = (
+    "self.a, self.b = nn.Parameter(torch.rand(16)), nn.Parameter(torch.rand(16))", "x, y",
+    "return torch.tanh(x * self.a) * y, F.softplus(x * self.b)",
+    "torch.randn(5, 16), torch.rand(5, 16)",
+)  # fmt: skip
+ONE = (HEADS[0], "x, y", "return torch.tanh(x * self.a) * y + F.softplus(x * self.b)", HEADS[3])
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory) -> Taken:
+    return Taken(tmp_path_factory.mktemp("heads"), "module", text_of(*HEADS))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> Taken:
+    return Taken(tmp_path_factory.mktemp("one"), "module", text_of(*ONE))
+
+
+def same(taken: Taken, done: Callable[..., list[object]]) -> None:
+    """Compare what is found of both modules; errors by their first words."""
+    found = []
+    for model in (taken.mine, taken.own):
+        for weight in model.parameters():
+            weight.requires_grad_()
+            weight.grad = None
+        inputs = [x.clone() for x in taken.inputs(1)]
+        try:
+            found.append([*done(model, *inputs), *(w.grad for w in model.parameters())])
+        except RuntimeError as error:
+            found.append([str(error)[:40]])
+    assert len(found[0]) == len(found[1])
+    for mine, own in zip(*found, strict=True):
+        if isinstance(own, torch.Tensor):
+            torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
+        else:
+            assert mine == own
+
+
+def hooked(model, x, y):
+    heard = []
+    for weight in (model.a, model.b):
+        hooks = [weight.register_hook(lambda g: heard.append(g.sum()) or g * 2)]
+        hooks.append(
+            weight.register_post_accumulate_grad_hook(lambda w: heard.append(w.grad.sum()))
+        )
+    model(x, y)[0].sum().backward()
+    for weight in (model.a, model.b):
+        weight._backward_hooks.clear()
+        weight._post_accumulate_grad_hooks.clear()
+    return heard
+
+
+def in_turn(model, x, y):
+    first, second = model(x, y)
+    first.sum().backward()
+    second.sum().backward()
+    return []
+
+
+def of_one_after_a_step(model, x, y):
+    first, second = model(x, y)
+    first.sum().backward()
+    with torch.no_grad():
+        model.a.mul_(0.5)
+    second.sum().backward()
+    with torch.no_grad():
+        model.a.mul_(2.0)
+    return []
+
+
+def infinite(model, x, y):
+    x[0, 0] = 3e38
+    first, second = model(x, y)
+    (second * 3e38).detach()
+    first.sum().backward()
+    return [first, second]
+
+
+def frozen_between(model, x, y):
+    made = model(x, y)
+    model.a.requires_grad_(False)
+    sum(y.sum() for y in made).backward()
+    return [model.a.grad is None]
+
+
+@pytest.mark.parametrize("done", [hooked, in_turn, of_one_after_a_step, infinite, frozen_between])
+def test_results_go_their_own_ways(done, heads):
+    """What is freed, checked and called behind one result is nothing of another one's."""
+    calls = heads.num_calls
+    same(heads, done)
+    assert heads.num_calls > calls
+
+
+def penalty(model, x, y):
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(model(x, y).sum(), [x], create_graph=True)
+    first.square().sum().backward()
+    return [x.grad]
+
+
+def with_hooks(model, x, y):
+    hook = model.b.register_hook(lambda g: g * 2)
+    found = torch.autograd.grad(model(x, y).sum(), [model.a, model.b], create_graph=True)
+    hook.remove()
+    return [*found]
+
+
+def kept_on_the_way(model, x, y):
+    h = x * torch.ones(16, requires_grad=True)
+    h.retain_grad()
+    model(h, y).sum().backward(create_graph=True)
+    found = h.grad.detach()
+    for weight in model.parameters():  # which would hold its graph
+        weight.grad = weight.grad.detach()
+    return [found]
+
+
+def one_from_the_other(model, x, y):
+    h = x.requires_grad_()
+    (first,) = torch.autograd.grad(model(h, torch.sigmoid(h)).sum(), [h], create_graph=True)
+    first.square().sum().backward()
+    return [first.detach(), h.grad]
+
+
+def given_twice(model, x, y):
+    h = x.requires_grad_()
+    (first,) = torch.autograd.grad(model(h, h).sum(), [h], create_graph=True)
+    first.square().sum().backward()
+    return [first.detach(), h.grad]
+
+
+def made_of_a_weight(model, x, y):
+    h = x * model.a
+    found = torch.autograd.grad(model(h, y).sum(), [model.a, model.b], create_graph=True)
+    found[0].square().sum().backward()
+    return [each.detach() for each in found]
+
+
+def under_autocast(model, x, y):
+    h = x.requires_grad_()
+    made = model(h, torch.sigmoid(h)).sum()
+    with torch.autocast("cpu"):
+        made.backward()
+    return [h.grad]
+
+
+PENALTIES = [
+    penalty, with_hooks, kept_on_the_way, one_from_the_other, given_twice, made_of_a_weight,
+    under_autocast,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("done", PENALTIES)
+def test_gradients_that_are_differentiated_are_asked_for_once(done, one):
+    """The reference computes them, of tensors of its own: hooks and other paths are autograd's."""
+    same(one, done)
+
+
+def test_the_module_is_not_another_while_its_reference_computes(heads):
+    """Other threads call it meanwhile, and hooks look at it."""
+    seen = []
+    model, x, y = heads.mine, *heads.inputs(1)
+    parameters = [id(p) for p in model.parameters()]
+    x.requires_grad_()
+    forward = heads.module["Model"].forward
+
+    def looked(self, *inputs):
+        seen.append([id(p) for p in model.parameters()])
+        return forward(self, *inputs)
+
+    heads.module["Model"].forward = looked
+    try:
+        torch.autograd.grad(model(x, y)[0].sum(), [x], create_graph=True)
+    finally:
+        heads.module["Model"].forward = forward
+    assert seen and all(each == parameters for each in seen)
+
+
+REFUSED = {
+    "torch.tanh(self.l(x)), torch.relu(self.l(x * 2)), torch.sin(self.l(x))": "",
+    "torch.tanh(h), torch.relu(h)": "its first and its second result are made by the same matmul",
+    "h, torch.softmax(h, -1) * x": "result 1 (from 0) has gradients by x both at once and through",
+    "h, h.detach() * self.p": "",
+    "h, torch.softmax(h, -1), torch.relu(h)": "",
+}
+
+
+@pytest.mark.parametrize("results", REFUSED)
+def test_results_that_would_go_back_through_the_same_twice_are_pytorchs(results, tmp_path):
+    path = tmp_path / "results.py"
+    init = "self.l, self.p = nn.Linear(8, 8), nn.Parameter(torch.rand(8))"
+    forward = f"h = self.l(x); return {results}"
+    path.write_text(TEXT.format(init=init, names="x", forward=forward, inputs="torch.randn(6, 8)"))
+    problem = load_problem(Path(path))
+    captured = captured_of(problem, capture(problem))
+    said = captured.without_step or why_not_planned(captured.joint)
+    assert said.startswith(REFUSED[results]) if REFUSED[results] else said == ""
