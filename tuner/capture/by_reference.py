@@ -41,7 +41,7 @@ class AsReference(nn.Module):
         return Model.forward(self.module, *inputs)
 
 
-def lone(module, seen):
+def lone_module(module, seen):
     # A module like another, whose parameters, buffers and parts may be lent without the other's
     # being others meanwhile.
     if id(module) not in seen:
@@ -50,7 +50,7 @@ def lone(module, seen):
         for name in ("_parameters", "_buffers", "_modules"):
             vars(made)[name] = dict(vars(module)[name])
         for name, part in vars(made)["_modules"].items():
-            made._modules[name] = None if part is None else lone(part, seen)
+            made._modules[name] = None if part is None else lone_module(part, seen)
     return seen[id(module)]
 
 
@@ -83,11 +83,11 @@ def by_reference(ctx, given, grad):
         alone = [x.requires_grad_() if i in wants else x for i, x in enumerate(alone)]
     inputs, state = alone[:{num_inputs}], alone[{num_inputs}:]
     lent = {{f"module.{{name}}": x for name, x in zip({state}, state)}}
-    lent |= {{f"module.{{name}}": lent[f"module.{{name}}"].clone() for name in {updated}}}
+    lent |= {{f"module.{{name}}": lent[f"module.{{name}}"].clone_module() for name in {updated}}}
     try:
         for part, is_training in ctx.modes:
             part.training = is_training
-        module = AsReference(lone(ctx.module, {{}}))
+        module = AsReference(lone_module(ctx.module, {{}}))
         with torch.enable_grad():
             with torch.autocast(kind, enabled=False):  # as the forward was
                 made = tensors_in(torch.func.functional_call(module, lent, tuple(inputs)))

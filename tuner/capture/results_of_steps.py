@@ -100,7 +100,9 @@ def results_text(
     for number in in_turn(joint):
         each = joint.backwards[number]
         sources = "".join(f", result_{source}" for source in each.sources)
-        call = f"Step.apply({number}, self, held, given, *taken({number}, given){sources})"
+        call = (
+            f"Step.apply({number}, self, held, given, *gradient_leaves({number}, given){sources})"
+        )
         lines.append(f"            result_{each.place} = {shaped(each.place, call)}\n")
     found = [
         f"result_{place}" if place in numbers else shaped(place, f"held[0][{place}]")

@@ -272,12 +272,12 @@ _SOURCES = {sources}  # the places of other results that each is computed from
 _LEAVES_OF = {by_leaves}  # by which each has gradients at once: of what a step is given
 
 
-def taken(number, given):
+def gradient_leaves(number, given):
     # What a result has gradients by.
     return [given[i] for i in _LEAVES_OF[number]]
 
 
-def made_in_step(module, {names}):
+def made_in_step({names}):
     # The results of a step, and what is kept for their gradients.
 {before}    made = detached({call}, {arguments})
 {lines}    return ({returned},), ({kept}), ({names},)
@@ -289,7 +289,7 @@ class Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx, number, module, held, given, *by):
         if not held:  # all of them are made at once
-            held += made_in_step(module, *given)
+            held += made_in_step(*given)
         results, kept, given = held
         ctx.number, ctx.module, ctx.given = number, shell_of(module), given
         ctx.versions = [x._version for x in given]
