@@ -847,8 +847,12 @@ def test_gradients_are_of_the_state_that_the_call_found(used, tmp_path):
             reference("x: torch.polar(x, x).abs()", "torch.rand(8, 2)"),
             "its gradients are computed with complex numbers",
         ),
+        (
+            reference("x: torch.relu(torch.topk(x, 3)[0] * 2)", "torch.rand(8, 16)"),
+            "gradients of topk are not generated yet",
+        ),
     ],
-    ids=["no gradient", "number", "product", "constant", "complex"],
+    ids=["no gradient", "number", "product", "constant", "complex", "largest"],
 )
 def test_what_has_no_kernels_for_gradients_says_why(text, why, tmp_path):
     path = tmp_path / "none.py"

@@ -21,6 +21,7 @@ from tuner.capture.precision import with_products
 from tuner.capture.recurrent import is_recurrent
 from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
+from tuner.capture.viewing import without_turns
 from tuner.problem.reference import Problem
 from tuner.problem.returned import tensors_of
 
@@ -123,10 +124,10 @@ def captured_of(problem: Problem, graph: Graph) -> Captured:
     except Exception as error:  # whatever a record of a backward has that is not read yet
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         return Captured(graph, None, f"the record of its backward is not read yet: {said}")
-    args = [x for b in joint.backwards for n in b.graph.nodes for x in n.args] if joint else []
+    args = [x for b in joint.backwards for n in b.graph.nodes for x in n.args]
     if any(isinstance(x, complex) for x in args):
         return Captured(graph, None, "its gradients are computed with complex numbers")
-    return Captured(graph, joint, "" if joint else "the record of its backward is not read yet")
+    return Captured(graph, joint)
 
 
 def _not_recorded(graph: Graph) -> str:
@@ -161,7 +162,7 @@ class _Step(Operators):
         self.origins: list[Origins] = []  # the same
         self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
 
-    def joint(self) -> Joint | None:
+    def joint(self) -> Joint:
         import torch
 
         mode: Any = "train" if self.graph.is_training else "eval"
@@ -195,21 +196,27 @@ class _Step(Operators):
             else:
                 constant = getattr(recorded, str(node.target))
                 if type(constant) is not torch.Tensor or constant.dim():
-                    return None
+                    raise NotGiven("it makes a tensor of several numbers that a step would keep")
                 form: Any = {"shape": (), "dtype": dtype_name(constant.dtype)}
                 values_of[node.name] = low.emit("full", constant.item(), **form)
-        nodes, same = _without_turns(low.nodes)
-        if any(node.op == "result" or node.op.endswith("_") for node in nodes):
-            return None  # one of several results, or written in place
+        nodes, same = without_turns(low.nodes)
+        made_by = {node.name: node.op.removeprefix("aten.").lstrip("_") for node in nodes}
+        for node in nodes:
+            if node.op == "result":
+                raise NotGiven(f"gradients of {made_by[node.refs[0]]} are not generated yet")
+            if node.op.endswith("_"):
+                raise NotGiven(f"it is recorded with {made_by[node.name]}, which writes in place")
         names = [None if r is None else _first(values_of[r.name]) for r in results]
         names = [same.get(name or "", name) for name in names]
         end, last = len(outputs), len(outputs) + len(self.updated)
         if any(name is None for name in names[:last]):
-            return None
+            raise NotGiven("one of its results is one of several of an operation")
         own = [str(name) for name in names[:end]]
         dtypes = [low.forms[name][1] for name in own]
-        if len(set(own)) < len(own) or dtypes != [y.dtype for y in outputs]:
-            return None  # places are floats here, PyTorch's are not
+        if len(set(own)) < len(own):
+            raise NotGiven("two of its results are one tensor")
+        if dtypes != [y.dtype for y in outputs]:  # places are floats here, PyTorch's are not
+            raise NotGiven("one of its results has another dtype in the record of its backward")
         left = iter(names[last:])
         asked: dict[int, dict[str, str]] = {}  # by result: whose gradients, and which
         for place, origin in enumerate(self.origins):
@@ -218,7 +225,7 @@ class _Step(Operators):
                 sources = [own[other] for other in sorted(origin.results)]
                 found = {of: next(left) for of in (*by, *sources)}
                 if any(found[of] is None for of in sources):
-                    return None
+                    raise NotGiven("a result has no gradient by one that it is computed from")
                 asked[place] = {of: name for of, name in found.items() if name is not None}
         updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
         return self._split(nodes, own, updates, asked, incoming)
@@ -307,7 +314,7 @@ class _Step(Operators):
         updates: dict[str, str],
         asked: Mapping[int, Mapping[str, str]],
         incoming: Sequence[Tensor | None],
-    ) -> Joint | None:
+    ) -> Joint:
         grads = [t for t in incoming if t is not None]
         wanted = [*dict.fromkeys(name for found in asked.values() for name in found.values())]
         # As in forward, though its extreme or mean may be kept and is no node of the backward.
@@ -317,14 +324,14 @@ class _Step(Operators):
         by_name = {n.name: n for n in nodes}
         after = behind(nodes, {t.name for t in grads})
         if not {*wanted} <= after or after & {*outputs, *updates.values()}:
-            return None
+            raise NotGiven("one of its gradients does not depend on those that come in")
         results = {*outputs, *updates.values()}
         kept, needed = divided(nodes, wanted, results, self.copied)
         if set(kept) - results:  # beside which a few numbers more are no further memory
             few = reduced(nodes, needed, after, self.given)
             kept, needed = divided(nodes, wanted, results, self.copied, few, kept, self.given)
         if not needed:
-            return None
+            raise NotGiven("its gradients are those that come in")
         nodes, kept, again = with_copies(nodes, kept, needed, self.given)
         by_name = {n.name: n for n in nodes}
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
@@ -369,28 +376,3 @@ def _calls(recorded: Any) -> Iterator[Any]:
 def _first(value: Any) -> str | None:
     value = value[0] if isinstance(value, tuple) else value
     return value.name if isinstance(value, Ref) else None
-
-
-def _without_turns(nodes: Sequence[Node]) -> tuple[list[Node], dict[str, str]]:
-    """Join permutations of permutations; say what those are that change nothing."""
-    source: dict[str, str] = {}
-    turned: dict[str, Node] = {}
-    found: list[Node] = []
-    for node in nodes:
-        args = tuple(
-            Ref(source.get(a.name, a.name)) if isinstance(a, Ref) else a for a in node.args
-        )
-        node = replace(node, args=args)
-        if node.op == "permute":
-            axes: Any = node.attrs["axes"]
-            inner = turned.get(node.refs[0])
-            if inner is not None:
-                before: Any = inner.attrs["axes"]
-                axes = [before[axis] for axis in axes]
-                node = replace(node, args=inner.args, attrs={"axes": axes})
-            if axes == sorted(axes):
-                source[node.name] = source.get(node.refs[0], node.refs[0])
-                continue
-            turned[node.name] = node
-        found.append(node)
-    return found, source

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tuner.capture.graph import Graph, Node, Ref, free_name, in_order
 from tuner.capture.index_space import ALIASES, SAME_ORDER, name_of
 from tuner.capture.nest import DTYPES
 from tuner.capture.precision import FLOATS, is_wider, rounding_of
 
-__all__ = ["is_same", "real_name", "views_read", "with_rows_copied"]
+__all__ = ["is_same", "real_name", "views_read", "with_rows_copied", "without_turns"]
 
 
 def real_name(graph: Graph, name: str) -> str:
@@ -92,3 +93,28 @@ def _is_of_rows(graph: Graph, value: Node) -> bool:
     before = [1] * (len(value.shape) - len(shape)) + [*shape]
     pairs = zip(before, value.shape, strict=True)
     return any(old == 1 != new and new == graph.batch for old, new in pairs)
+
+
+def without_turns(nodes: Sequence[Node]) -> tuple[list[Node], dict[str, str]]:
+    """Join permutations of permutations; say what those are that change nothing."""
+    source: dict[str, str] = {}
+    turned: dict[str, Node] = {}
+    found: list[Node] = []
+    for node in nodes:
+        args = tuple(
+            Ref(source.get(a.name, a.name)) if isinstance(a, Ref) else a for a in node.args
+        )
+        node = replace(node, args=args)
+        if node.op == "permute":
+            axes: Any = node.attrs["axes"]
+            inner = turned.get(node.refs[0])
+            if inner is not None:
+                before: Any = inner.attrs["axes"]
+                axes = [before[axis] for axis in axes]
+                node = replace(node, args=inner.args, attrs={"axes": axes})
+            if axes == sorted(axes):
+                source[node.name] = source.get(node.refs[0], node.refs[0])
+                continue
+            turned[node.name] = node
+        found.append(node)
+    return found, source
