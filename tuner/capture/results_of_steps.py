@@ -73,25 +73,26 @@ def in_turn(joint: Joint) -> list[int]:
 
 
 def results_text(
-    graph: Graph, joint: Joint, stages: Stages, saved: Container[str]
+    graph: Graph, joint: Joint, forward: Graph, stages: Stages, saved: Container[str]
 ) -> tuple[str, list[str]]:
     """Return the lines in which a call makes the results of a step, and the text of each then.
 
     Args:
         graph: of the module's forward.
         joint: of the step.
-        stages: of its forward.
-        saved: what it keeps for its backwards, by name in its forward. What is not is no view of
+        forward: what is called for it: `graph`, or with what is kept.
+        stages: of that.
+        saved: what is kept for its backwards, by name in `forward`. What is not is no view of
             that: an edit of it is nobody's affair, and it may be detached in place.
     """
-    whole = made_whole(joint.forward, stages)
+    whole = made_whole(forward, stages)
     numbers = {each.place: number for number, each in enumerate(joint.backwards)}
 
     def shaped(place: int, source: str) -> str:
         value = graph.value(graph.outputs[place])
         if whole[place]:
             return source
-        if place in numbers and joint.forward.outputs[place] not in saved:
+        if place in numbers and forward.outputs[place] not in saved:
             shape = result_of(graph, value.name, "").removeprefix(".view(").removesuffix(")")
             return f"torch.ops.aten._unsafe_view.default({source}, {shape})"
         return result_of(graph, value.name, source)

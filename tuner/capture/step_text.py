@@ -183,9 +183,9 @@ def _backward_text(
 
 def stepped(graph: Graph, own: Stages, plan: StepPlan) -> tuple[str, list[str]]:
     """Return the lines in which a call makes results by steps, and the text of each then."""
-    _, stages = _forward_of(graph, own, plan)
+    forward, stages = _forward_of(graph, own, plan)
     saved = {name for each in plan.backwards for name in needed_by(each, plan.joint)}
-    return results_text(graph, plan.joint, stages, saved)
+    return results_text(graph, plan.joint, forward, stages, saved)
 
 
 def _forward_of(graph: Graph, own: Stages, plan: StepPlan) -> tuple[Graph, Stages]:
