@@ -272,11 +272,169 @@ def test_the_module_is_not_another_while_its_reference_computes(heads):
     assert seen and all(each == parameters for each in seen)
 
 
+LOSS = (
+    "self.f, self.g = nn.Linear(12, 9), nn.Linear(9, 5)", "x, y",
+    "h = torch.tanh(self.f(x)); z = self.g(h); return F.cross_entropy(z, y), z, h",
+    "torch.randn(8, 12), torch.randint(0, 5, (8,))",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def loss(tmp_path_factory) -> Taken:
+    return Taken(tmp_path_factory.mktemp("loss"), "module", text_of(*LOSS))
+
+
+def hessian(model, x, y):
+    lost, z, _ = model(x, y)
+    (g,) = torch.autograd.grad(lost, z, create_graph=True)
+    return [g.detach(), *torch.autograd.grad(g.square().sum(), z, retain_graph=True),
+            *torch.autograd.grad(g.square().sum(), [*model.parameters()])]  # fmt: skip
+
+
+def of_a_square(model, x, y):
+    lost, z, h = model(x.requires_grad_(), y)
+    (g,) = torch.autograd.grad(lost * lost, z, create_graph=True)
+    found = torch.autograd.grad(g.square().sum(), [z, h, x], retain_graph=True)
+    return [g.detach(), *found]
+
+
+def hooks_in_both(model, x, y):
+    lost, z, _ = model(x, y)
+    heard = []
+    z.register_hook(lambda g: heard.append(g.detach().abs().sum()) or g.clamp(-0.02, 0.02))
+    weights = [*model.parameters()]
+    first = torch.autograd.grad(lost, weights, create_graph=True)
+    return [*heard, *torch.autograd.grad(sum(g.square().sum() for g in first), weights), *heard]
+
+
+def twice_through(model, x, y):
+    lost, z, _ = model(x, y)
+    (g,) = torch.autograd.grad(lost, z, create_graph=True)
+    z.sum().backward()
+    g.square().sum().backward()
+    return []
+
+
+def nobody_has_it(model, x, y):
+    lost = model(x.requires_grad_(), y)[0]
+    (g,) = torch.autograd.grad(lost, x, create_graph=True)
+    g.square().sum().backward()
+    return [g.detach(), x.grad]
+
+
+def edited(model, x, y):
+    lost, z, _ = model(x, y)
+    with torch.no_grad():
+        z.view(-1).mul_(2.0)
+    lost.backward()
+    return []
+
+
+class Drops(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def dropped(model, x, y):
+    lost, _, h = model(x, y)
+    (Drops.apply(lost) + h.sum()).backward()
+    return [x.grad]
+
+
+WAYS = [hessian, of_a_square, hooks_in_both, twice_through, nobody_has_it, dropped]
+
+
+@pytest.mark.parametrize("done", WAYS)
+def test_a_result_is_a_function_of_those_that_it_is_computed_from(done, loss):
+    """Gradients of gradients too: of a loss by its logits, by which these are differentiated."""
+    same(loss, done)
+
+
+def test_edits_of_what_is_kept_are_seen_through_views(tmp_path):
+    forward = "p = self.l(x).squeeze(-1); return F.binary_cross_entropy_with_logits(p, y), p"
+    form = "self.l = nn.Linear(12, 1)", "x, y", forward, "torch.randn(8, 12), torch.rand(8)"
+    taken = Taken(tmp_path, "module", text_of(*form))
+    for model in (taken.mine, taken.own):
+        loss, p = model(*taken.inputs(1))
+        with torch.no_grad():
+            p.clamp_(-0.1, 0.1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+NONE = """
+import torch
+import torch.nn as nn
+
+
+class Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, a):
+        return x * a
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.rand(16)), nn.Parameter(torch.rand(16))
+
+    def forward(self, x, y):
+        return Through.apply(x, self.a) * 2, torch.tanh(x * self.b)
+
+
+def get_inputs():
+    return [torch.randn(8, 16), torch.randn(8, 16)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_what_a_function_gives_no_gradient_by_has_none(tmp_path):
+    taken = Taken(tmp_path, "module", NONE)
+
+    def summed(model, x, y):
+        first, second = model(x, y)
+        wants = [first.requires_grad, second.requires_grad]
+        (first.sum() + second.sum()).backward()
+        return wants
+
+    same(taken, summed)
+    assert taken.num_calls
+
+
+def test_by_reference_buffers_that_are_updated_are_lent(tmp_path):
+    form = (
+        "self.n, self.b = nn.BatchNorm1d(16), nn.Parameter(torch.rand(16))", "x, y",
+        "return torch.relu(self.n(x)), torch.sigmoid(y * self.b)",
+        "torch.randn(8, 16), torch.randn(8, 16)",
+    )  # fmt: skip
+    taken = Taken(tmp_path, "module", text_of(*form))
+
+    def second(model, x, y):
+        (g,) = torch.autograd.grad(model(x.requires_grad_(), y)[0].sum(), x, create_graph=True)
+        return [*torch.autograd.grad(g.square().sum(), x), *model.buffers()]
+
+    same(taken, second)
+
+
 REFUSED = {
     "torch.tanh(self.l(x)), torch.relu(self.l(x * 2)), torch.sin(self.l(x))": "",
     "torch.tanh(h), torch.relu(h)": "its first and its second result are made by the same matmul",
     "h, torch.softmax(h, -1) * x": "result 1 (from 0) has gradients by x both at once and through",
     "h, h.detach() * self.p": "",
+    "h * torch.sin(h), h, torch.sin(h)": "",
+    "h + k, h, k": "result 0 (from 0) has gradients by result 1 both at once and through",
     "h, torch.softmax(h, -1), torch.relu(h)": "",
 }
 
@@ -285,7 +443,7 @@ REFUSED = {
 def test_results_that_would_go_back_through_the_same_twice_are_pytorchs(results, tmp_path):
     path = tmp_path / "results.py"
     init = "self.l, self.p = nn.Linear(8, 8), nn.Parameter(torch.rand(8))"
-    forward = f"h = self.l(x); return {results}"
+    forward = f"h = self.l(x); k = torch.sin(h * self.p); return {results}"
     path.write_text(TEXT.format(init=init, names="x", forward=forward, inputs="torch.randn(6, 8)"))
     problem = load_problem(Path(path))
     captured = captured_of(problem, capture(problem))

@@ -38,7 +38,8 @@ def origins_of(
 
     Raises:
         NotGiven: what forward has set a buffer to, in `state`, has gradients as well; or a
-            result has gradients by something both at once and through another result.
+            result has gradients by something, another result too, both at once and through
+            another result.
     """
     if any(buffer.requires_grad for buffer in state):
         raise NotGiven("forward sets a buffer to what has gradients")
@@ -49,25 +50,28 @@ def origins_of(
         own, others = _behind(result, places)
         found.append(Origins(frozenset(names[id(x)] for x in own if id(x) in names), others))
     for place, origins in enumerate(found):
-        both = origins.leaves & _through(origins, found)
+        through, further = _through(origins, found)
+        both = [*(origins.leaves & through), *(f"result {i}" for i in origins.results & further)]
         if both:
             raise NotGiven(
                 f"result {place} (from 0) has gradients by {min(both)} both at once and through "
-                f"result {min(origins.results)}, which is returned as well"
+                "a further result"
             )
     return found
 
 
-def _through(origins: Origins, every: Sequence[Origins]) -> set[str]:
-    """Return by which leaves a result has gradients through others."""
-    found, left, seen = set[str](), [*origins.results], set[int]()
+def _through(origins: Origins, every: Sequence[Origins]) -> tuple[set[str], set[int]]:
+    """Return by which leaves, and by which results, a result has gradients through others."""
+    leaves, others, left = set[str](), set[int](), [*origins.results]
+    seen = set[int]()
     while left:
         place = left.pop()
         if place not in seen:
             seen.add(place)
-            found |= every[place].leaves
+            leaves |= every[place].leaves
+            others |= every[place].results
             left += every[place].results
-    return found
+    return leaves, others
 
 
 def gradients_of_each(

@@ -12,6 +12,12 @@ def is_kept():
     return asked is None or asked()
 
 
+def is_batched(grad):
+    # Whether it is several gradients at once, which no kernel takes.
+    asked = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
+    return asked is not None and asked(grad)
+
+
 def is_packed():
     # Whether what is saved for a backward goes through hooks; PyTorch 2.6 does not tell.
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
@@ -72,18 +78,23 @@ def by_reference(ctx, given, grad):
     now = [(part, part.training) for part in ctx.module.modules()]
     places, sources = _LEAVES_OF[ctx.number], _SOURCES[ctx.number]
     needs = ctx.needs_input_grad[{first}:]
+    others = [reference() for reference in ctx.others]
+    # Gradients of gradients go on to the results that this one is computed from, where somebody
+    # still has them; else to what these are computed from, through all of it.
+    is_known = is_differentiated and bool(sources) and all(x is not None for x in others)
+    is_viewed = is_differentiated and not is_known
     wants = {{i for i, is_wanted in zip(places, needs) if is_wanted}}
-    if sources:  # whose own gradients, and gradients of gradients, go on through all of them
+    if sources:
         wants |= {{i for i, x in enumerate(given) if x.requires_grad}}
     with torch.enable_grad():
         alone = [
-            x.view_as(x) if is_differentiated and i in wants else x.detach()
-            for i, x in enumerate(given)
+            x.view_as(x) if is_viewed and i in wants else x.detach() for i, x in enumerate(given)
         ]
         alone = [x.requires_grad_() if i in wants else x for i, x in enumerate(alone)]
+    coming = grad.detach().requires_grad_() if is_known else grad
     inputs, state = alone[:{num_inputs}], alone[{num_inputs}:]
     lent = {{f"module.{{name}}": x for name, x in zip({state}, state)}}
-    lent |= {{f"module.{{name}}": lent[f"module.{{name}}"].clone_module() for name in {updated}}}
+    lent |= {{f"module.{{name}}": lent[f"module.{{name}}"].clone() for name in {updated}}}
     try:
         for part, is_training in ctx.modes:
             part.training = is_training
@@ -95,12 +106,40 @@ def by_reference(ctx, given, grad):
             by = [*(alone[i] for i in places), *(made[i] for i in sources)]
             wanted = [i for i, x in enumerate(by) if needs[i] and x.requires_grad]
             found = torch.autograd.grad(
-                result, [by[i] for i in wanted], grad.reshape(result.shape),
+                result, [by[i] for i in wanted], coming.reshape(result.shape),
                 create_graph=is_differentiated, allow_unused=True,
             ) if wanted else ()
     finally:
         for part, is_training in now:
             part.training = is_training
+    if is_known:
+        actual = [*(given[i] for i in places), *others]
+        by, actual = [by[i] for i in wanted], [actual[i] for i in wanted]
+        known = [x for x in found if x is not None]
+        known = iter(Again.apply(known, [*by, coming], *actual, grad)) if known else iter(())
+        found = [None if x is None else next(known) for x in found]
     found = dict(zip(wanted, found))
-    return [found.get(i) for i in range(len(by))]
+    return [found.get(i) for i in range(len(needs))]
+
+
+class Again(torch.autograd.Function):
+    # Gradients that were computed by tensors of their own, as functions of others of the same
+    # values: by these they are differentiated once.
+    @staticmethod
+    def forward(ctx, found, by, *actual):
+        ctx.found, ctx.by = found, by
+        ctx.set_materialize_grads(False)
+        return tuple(x.detach() for x in found)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        pairs = [(x, g) for x, g in zip(ctx.found, grads) if g is not None and x.requires_grad]
+        if not pairs:
+            return (None,) * (2 + len(ctx.by))
+        found = torch.autograd.grad(
+            [x for x, _ in pairs], ctx.by, [g for _, g in pairs],
+            retain_graph=True, allow_unused=True,
+        )
+        return (None, None, *found)
 """

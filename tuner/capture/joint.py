@@ -40,7 +40,8 @@ class Backward:
         incoming: the input of `graph` that is the result's own gradient.
         graph: of what is given and kept, and of incoming gradients; its outputs are gradients.
         gradient_of: for each input and parameter that the result has gradients by the output of
-            `graph`, or the incoming gradient that it is; but for those through `sources` alone.
+            `graph`, or the incoming gradient that it is, or "" where PyTorch gives none; but for
+            those through `sources` alone.
         sources: places of other results that it is computed from.
         of_sources: the same for each of them.
     """
@@ -226,7 +227,7 @@ class _Step(Operators):
                 found = {of: next(left) for of in (*by, *sources)}
                 if any(found[of] is None for of in sources):
                     raise NotGiven("a result has no gradient by one that it is computed from")
-                asked[place] = {of: name for of, name in found.items() if name is not None}
+                asked[place] = {of: name or "" for of, name in found.items()}
         updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
         return self._split(nodes, own, updates, asked, incoming)
 
@@ -316,7 +317,8 @@ class _Step(Operators):
         incoming: Sequence[Tensor | None],
     ) -> Joint:
         grads = [t for t in incoming if t is not None]
-        wanted = [*dict.fromkeys(name for found in asked.values() for name in found.values())]
+        every_one = (name for found in asked.values() for name in found.values())
+        wanted = [name for name in dict.fromkeys(every_one) if name]
         # As in forward, though its extreme or mean may be kept and is no node of the backward.
         given = (*self.graph.inputs, *grads)
         whole = replace(self.graph, constants=(), inputs=given, nodes=tuple(nodes))

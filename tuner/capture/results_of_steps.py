@@ -7,7 +7,7 @@ first of them is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Sequence
 
 from tuner.capture.graph import Graph, behind, in_order
 from tuner.capture.joint import Joint
@@ -73,7 +73,7 @@ def in_turn(joint: Joint) -> list[int]:
 
 
 def results_text(
-    graph: Graph, joint: Joint, forward: Graph, stages: Stages, saved: Container[str]
+    graph: Graph, joint: Joint, forward: Graph, stages: Stages, shared: Sequence[bool]
 ) -> tuple[str, list[str]]:
     """Return the lines in which a call makes the results of a step, and the text of each then.
 
@@ -82,8 +82,8 @@ def results_text(
         joint: of the step.
         forward: what is called for it: `graph`, or with what is kept.
         stages: of that.
-        saved: what is kept for its backwards, by name in `forward`. What is not is no view of
-            that: an edit of it is nobody's affair, and it may be detached in place.
+        shared: of each result whether it lies in memory that is kept for backwards. What does not
+            is no view of that: an edit of it is nobody's affair, and it may be detached in place.
     """
     whole = made_whole(forward, stages)
     numbers = {each.place: number for number, each in enumerate(joint.backwards)}
@@ -92,7 +92,7 @@ def results_text(
         value = graph.value(graph.outputs[place])
         if whole[place]:
             return source
-        if place in numbers and forward.outputs[place] not in saved:
+        if place in numbers and not shared[place]:
             shape = result_of(graph, value.name, "").removeprefix(".view(").removesuffix(")")
             return f"torch.ops.aten._unsafe_view.default({source}, {shape})"
         return result_of(graph, value.name, source)

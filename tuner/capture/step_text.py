@@ -167,7 +167,7 @@ def _backward_text(
 
         found = [each.of.gradient_of.get(name) for name in leaves] + [*each.of.of_sources]
         texts = [
-            "None" if name is None else f"{gradient(name)} if ctx.needs_input_grad[{i}] else None"
+            f"{gradient(name)} if ctx.needs_input_grad[{i}] else None" if name else "None"
             for i, name in enumerate(found, FIRST)
         ]
         lines += ["return (", *(f"    {text}," for text in texts), ")"]
@@ -184,8 +184,10 @@ def _backward_text(
 def stepped(graph: Graph, own: Stages, plan: StepPlan) -> tuple[str, list[str]]:
     """Return the lines in which a call makes results by steps, and the text of each then."""
     forward, stages = _forward_of(graph, own, plan)
-    saved = {name for each in plan.backwards for name in needed_by(each, plan.joint)}
-    return results_text(graph, plan.joint, forward, stages, saved)
+    made = _made(forward, stages)
+    saved = {made.get(name) for each in plan.backwards for name in needed_by(each, plan.joint)}
+    shared = [made[name] in saved for name in forward.outputs[: plan.joint.num_results]]
+    return results_text(graph, plan.joint, forward, stages, shared)
 
 
 def _forward_of(graph: Graph, own: Stages, plan: StepPlan) -> tuple[Graph, Stages]:
@@ -291,7 +293,9 @@ class Step(torch.autograd.Function):
         if not held:  # all of them are made at once
             held += made_in_step(*given)
         results, kept, given = held
+        ctx.set_materialize_grads(False)
         ctx.number, ctx.module, ctx.given = number, shell_of(module), given
+        ctx.others = [weakref.ref(x) for x in by[len(_LEAVES_OF[number]) :]]
         ctx.versions = [x._version for x in given]
         ctx.modes = [(part, part.training) for part in ctx.module.modules()]
         ctx.has_inputs = not is_packed()
@@ -306,13 +310,15 @@ class Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
         fused_saved, fused_given = ctx.saved_tensors, ctx.given
         if not ctx.has_inputs:
             fused_given = (*[fused_saved[i] for i in _INPUTS_AT[ctx.number]], *fused_given)
         if fused_saved and not is_kept():
             ctx.given = ()  # else a result that is kept, as a loss, would hold them
         is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
-        if torch.is_grad_enabled() or is_cast:
+        if torch.is_grad_enabled() or is_cast or is_batched(grad):
             found = by_reference(ctx, fused_given, grad)
         else:
             found = _GRADIENTS[ctx.number](ctx, fused_saved, fused_given, grad)
