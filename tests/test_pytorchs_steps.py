@@ -35,8 +35,8 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-BACKWARD = "    def backward(ctx, *grads):\n"
-DOUBLED = "        grads = [g if g is None else 2.0 * g for g in grads]\n"
+BACKWARD = "    def backward(ctx, grad):\n"
+DOUBLED = "        grad = grad if grad is None else 2.0 * grad\n"
 
 
 @pytest.mark.parametrize("effort", ["quick", "normal"])
