@@ -85,9 +85,15 @@ class Taken:
             self.num_calls += 1
             return further["gradients"](*args)
 
-        further = operator.extra
+        def counted_of_weights(*args: object) -> object:
+            self.num_weight_calls += 1
+            return further["weight_gradients"](*args)
+
+        further, self.num_weight_calls = operator.extra, 0
         self.module = module_of(self.family.model_new)
         self.module |= {**fused(operator), "fused_gradients": counted, "fused_device": device}
+        if "weight_gradients" in further:
+            self.module["fused_weight_gradients"] = counted_of_weights
         self.mine = self.new().to(device)
         self.own = self.problem.make_model(0).to(device)
         self.mine.load_state_dict(self.own.state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from cpu_machine import GPP
 from test_matching import TEXT
 from test_steps import Taken, assert_gradients_are_as_exact
@@ -98,6 +99,36 @@ def test_steps_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
 def test_triton_steps_are_as_exact_as_pytorchs(name, tmp_path):
     taken = Taken(tmp_path, "module", text_of(*TRAINED[name]), "cuda")
     assert_gradients_are_as_exact(taken, name)
+
+
+LORA = (
+    "self.l, self.a, self.b = nn.Linear(16, 24), nn.Linear(16, 4, bias=False), nn.Linear(4, 24); "
+    "self.l.requires_grad_(False)", "x",
+    "return F.gelu(self.l(x) + 0.5 * self.b(self.a(x)))",
+    "torch.randn(12, 16)",
+)  # fmt: skip
+
+
+@needs_gpp
+def test_what_the_constructor_freezes_is_no_part_of_a_step(tmp_path):
+    """Kernels are for the gradients that are left; for others once a weight is to be trained."""
+    taken = Taken(tmp_path, "module", text_of(*LORA))
+    (x,) = taken.inputs(1)
+    found = []
+    for model in (taken.mine, taken.own):
+        model(x).sin().sum().backward()
+        found.append([w.grad for w in model.parameters()])
+    assert taken.num_calls + taken.num_weight_calls == 1
+    for model in (taken.mine, taken.own):
+        model.l.weight.requires_grad_()
+        model.zero_grad()
+        model(x).sin().sum().backward()
+        found.append([w.grad for w in model.parameters()])
+    assert taken.num_calls + taken.num_weight_calls == 1
+    for mine, own in (found[:2], found[2:]):
+        for one, other in zip(mine, own, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.allclose(one, other, atol=1e-5)
 
 
 SET = {

@@ -63,12 +63,14 @@ class Joint:
         num_results: how many outputs of `forward` are its own.
         backwards: of each result that has gradients.
         copies: views or casts of what is given that are kept as copies, with the steps to each.
+        frozen: parameters that want no gradient as the constructor leaves them.
     """
 
     forward: Graph
     num_results: int
     backwards: tuple[Backward, ...]
     copies: Mapping[str, tuple[Node, ...]]
+    frozen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class _Step(Operators):
         self.given = {t.name: t for t in (*graph.inputs, *graph.parameters)}
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
+        self.frozen: list[str] = []
         self.differentiable: list[bool] = []  # of each output, once forward was run
         self.origins: list[Origins] = []  # the same
         self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
@@ -168,6 +171,9 @@ class _Step(Operators):
 
         mode: Any = "train" if self.graph.is_training else "eval"
         with fake_module(self.problem, mode, self.graph.batch) as (model, _, values, _):
+            state = dict(model.named_parameters())
+            self.frozen = [n for n in self.wanted if n in state and not state[n].requires_grad]
+            self.wanted = [n for n in self.wanted if n not in self.frozen]
             recorded = self.recorded(model, values)
         taken = {t.name for t in self.graph.given}
         outputs = [self.graph.value(name) for name in self.graph.outputs]
@@ -262,9 +268,8 @@ class _Step(Operators):
         import torch
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        def leaf(tensor: torch.Tensor) -> torch.Tensor:
-            alone = tensor.detach()
-            return alone.requires_grad_() if alone.is_floating_point() else alone
+        def leaf(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.detach().requires_grad_(name in self.wanted)
 
         names = [t.name for t in self.graph.parameters]
         buffers = [t.name for t in self.graph.buffers]
@@ -279,9 +284,9 @@ class _Step(Operators):
             self.differentiable = [y.requires_grad for y in outputs]
             coming = iter(grads)
             grad_of = [next(coming) if y.is_floating_point() else None for y in outputs]
-            leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
             updates = [lent[name] for name in self.updated]
-            named = dict(zip(self.wanted, leaves, strict=True))
+            pairs = zip(self.given, given, strict=False)
+            named = {name: x for name, x in pairs if name in self.wanted}
             if not any(self.differentiable):
                 raise NotGiven("its results have no gradients")
             self.origins = origins_of(outputs, named, updates)
@@ -290,7 +295,8 @@ class _Step(Operators):
 
         fake = next(x for x in values if isinstance(x, torch.Tensor)).fake_mode
         with fake:
-            given = [leaf(x) for x in (*values, *(state[n] for n in names))]
+            given = [*values, *(state[n] for n in names)]
+            given = [leaf(n, x) for n, x in zip(self.given, given, strict=True)]
             given += [state[n].detach() for n in buffers]
             outputs = [self.graph.value(name) for name in self.graph.outputs]
             grads = [
@@ -364,7 +370,7 @@ class _Step(Operators):
             buffer_updates=updates,
             outputs=(*outputs, *(name for name in kept if name not in outputs)),
         )
-        return Joint(forward, len(outputs), tuple(backwards), copies)
+        return Joint(forward, len(outputs), tuple(backwards), copies, tuple(self.frozen))
 
 
 def _is_in_place(target: Any) -> bool:

@@ -96,6 +96,7 @@ def step_text(
     by_leaves = [
         [i for i, t in enumerate(given) if t.name in each.gradient_of] for each in joint.backwards
     ]
+    frozen = [i for i, t in enumerate(given) if t.name in joint.frozen]
     return (_STEP + BY_REFERENCE).format(
         names=names,
         before="".join(f"    {known[b]}_before = {known[b]}.clone()\n" for b in kept_state),
@@ -103,6 +104,7 @@ def step_text(
         arguments=_arguments(graph, forward, stages, known, rows),
         place_of_rows=next((i for i, t in enumerate(graph.inputs) if t.shape), 0),
         rows=joint.forward.batch if is_fixed else None,
+        if_frozen=_FROZEN.format(frozen=frozen) if frozen else "",
         lines="".join(f"    {line}\n" for line in lines),
         returned=", ".join(returned),
         kept="".join(f"{name}, " for name in read).rstrip(),
@@ -241,6 +243,10 @@ def without_steps(model_new: str) -> str:
     return model_new.replace(_MARK, _LEFT, 1)
 
 
+_FROZEN = """\
+    if any([given[place].requires_grad for place in {frozen}]):  # they were frozen
+        return False
+"""
 _STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
@@ -254,7 +260,8 @@ def can_step(given):
         return False
     if _STEP_ROWS not in (None, len(given[{place_of_rows}])):
         return False
-    if any([x.is_inference() for x in given]):  # which cannot be saved; PyTorch may not need to
+{if_frozen}    # Such cannot be saved; PyTorch may not need to.
+    if any([x.is_inference() for x in given]):
         return False
     wanted = {{place for place in _DIFFERENTIABLE if given[place].requires_grad}}
     costly = _COSTLY
