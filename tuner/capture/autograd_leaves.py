@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.hooks import RemovableHandle
 
 __all__ = ["NotGiven", "Origins", "gradients_of_each", "origins_of"]
 
@@ -37,9 +38,7 @@ def origins_of(
     """Return what each result has gradients by.
 
     Raises:
-        NotGiven: what forward has set a buffer to, in `state`, has gradients as well; or a
-            result has gradients by something, another result too, both at once and through
-            another result.
+        NotGiven: what forward has set a buffer to, in `state`, has gradients as well.
     """
     if any(buffer.requires_grad for buffer in state):
         raise NotGiven("forward sets a buffer to what has gradients")
@@ -49,29 +48,7 @@ def origins_of(
     for result in results:
         own, others = _behind(result, places)
         found.append(Origins(frozenset(names[id(x)] for x in own if id(x) in names), others))
-    for place, origins in enumerate(found):
-        through, further = _through(origins, found)
-        both = [*(origins.leaves & through), *(f"result {i}" for i in origins.results & further)]
-        if both:
-            raise NotGiven(
-                f"result {place} (from 0) has gradients by {min(both)} both at once and through "
-                "a further result"
-            )
     return found
-
-
-def _through(origins: Origins, every: Sequence[Origins]) -> tuple[set[str], set[int]]:
-    """Return by which leaves, and by which results, a result has gradients through others."""
-    leaves, others, left = set[str](), set[int](), [*origins.results]
-    seen = set[int]()
-    while left:
-        place = left.pop()
-        if place not in seen:
-            seen.add(place)
-            leaves |= every[place].leaves
-            others |= every[place].results
-            left += every[place].results
-    return leaves, others
 
 
 def gradients_of_each(
@@ -82,17 +59,32 @@ def gradients_of_each(
 ) -> list[torch.Tensor | None]:
     """Return the gradients of each result that has some: by its leaves, then by other results.
 
-    Both in the order of `leaves` and of `results`.
+    Both in the order of `leaves` and of `results`. What goes through another result is that one's.
     """
     import torch
 
     found: list[torch.Tensor | None] = []
     for result, grad, origin in zip(results, incoming, origins, strict=True):
-        if result.requires_grad:
-            by = [leaf for name, leaf in leaves.items() if name in origin.leaves]
-            by += [results[place] for place in sorted(origin.results)]
-            found += torch.autograd.grad(result, by, grad, retain_graph=True, allow_unused=True)
+        if not result.requires_grad:
+            continue
+        others = [results[place] for place in sorted(origin.results)]
+        by = [leaf for name, leaf in leaves.items() if name in origin.leaves] + others
+        ends = [_cut_at(other) for other in others]
+        found += torch.autograd.grad(result, by, grad, retain_graph=True, allow_unused=True)
+        for end in ends:
+            end.remove()
     return found
+
+
+def _cut_at(tensor: torch.Tensor) -> RemovableHandle:
+    """Let a backward end at a tensor, behind where its gradient is taken."""
+    node, own = tensor.grad_fn, tensor.output_nr
+    assert node is not None
+
+    def hook(grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(None if place == own else grad for place, grad in enumerate(grads))
+
+    return node.register_prehook(hook)
 
 
 def _behind(

@@ -60,6 +60,21 @@ def lone_module(module, seen):
     return seen[id(module)]
 
 
+@contextlib.contextmanager
+def ending_at(tensors):
+    # Backwards meanwhile end at those that were computed, behind where their gradients are taken.
+    def end(own):
+        return lambda grads: tuple(None if i == own else g for i, g in enumerate(grads))
+
+    pairs = [(x.grad_fn, x.output_nr) for x in tensors if x.grad_fn is not None]
+    hooks = [node.register_prehook(end(own)) for node, own in pairs]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def by_reference(ctx, given, grad):
     # Gradients that are themselves differentiated, through the reference's own operations. Of what
     # is given it takes others of the same values: hooks are for what autograd itself gives.
@@ -105,10 +120,11 @@ def by_reference(ctx, given, grad):
             result = made[_RESULT_AT[ctx.number]]
             by = [*(alone[i] for i in places), *(made[i] for i in sources)]
             wanted = [i for i, x in enumerate(by) if needs[i] and x.requires_grad]
-            found = torch.autograd.grad(
-                result, [by[i] for i in wanted], coming.reshape(result.shape),
-                create_graph=is_differentiated, allow_unused=True,
-            ) if wanted else ()
+            with ending_at(by[len(places) :]):  # what goes through them is their own
+                found = torch.autograd.grad(
+                    result, [by[i] for i in wanted], coming.reshape(result.shape),
+                    create_graph=is_differentiated, allow_unused=True,
+                ) if wanted else ()
     finally:
         for part, is_training in now:
             part.training = is_training
@@ -137,9 +153,10 @@ class Again(torch.autograd.Function):
         pairs = [(x, g) for x, g in zip(ctx.found, grads) if g is not None and x.requires_grad]
         if not pairs:
             return (None,) * (2 + len(ctx.by))
-        found = torch.autograd.grad(
-            [x for x, _ in pairs], ctx.by, [g for _, g in pairs],
-            retain_graph=True, allow_unused=True,
-        )
+        with ending_at(ctx.by):
+            found = torch.autograd.grad(
+                [x for x, _ in pairs], ctx.by, [g for _, g in pairs],
+                retain_graph=True, allow_unused=True,
+            )
         return (None, None, *found)
 """

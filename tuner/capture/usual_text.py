@@ -41,6 +41,7 @@ USUAL_TEXT = """\
 {reference}
 
 
+import contextlib
 import functools
 import types
 import weakref
