@@ -48,6 +48,20 @@ TRAINED = {
         "h = torch.tanh(x * self.w); return h, (h * self.v).square(), torch.softmax(h, -1)",
         "torch.randn(6, 16)",
     ),
+    "actor and critic": (
+        "self.f, self.g = nn.Linear(16, 24), nn.Linear(24, 20); "
+        "self.p, self.v = nn.Linear(20, 5), nn.Linear(20, 1)", "x",
+        "h = torch.tanh(self.g(F.relu(self.f(x)))); "
+        "return F.log_softmax(self.p(h), -1), self.v(h).squeeze(-1)",
+        "torch.randn(12, 16)",
+    ),
+    "pyramid": (
+        "self.a, self.b, self.c = nn.Linear(16, 12), nn.Linear(12, 12), nn.Linear(12, 12); "
+        "self.o = nn.ModuleList([nn.Linear(12, 7) for _ in range(3)])", "x",
+        "a = F.silu(self.a(x)); b = F.silu(self.b(a)) + a; c = F.silu(self.c(b)) + b; "
+        "return tuple(o(y) * 0.5 for o, y in zip(self.o, (a, b, c)))",
+        "torch.randn(12, 16)",
+    ),
     "class token": (
         "self.c, self.p = nn.Parameter(torch.rand(1, 1, 16)), nn.Parameter(torch.rand(6, 16)); "
         "self.q, self.l = nn.Parameter(torch.rand(2, 16)), nn.Linear(16, 9)", "x",

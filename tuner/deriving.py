@@ -19,9 +19,9 @@ from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
-from tuner.capture.joint import Captured
 from tuner.capture.rewriting import rewritten
 from tuner.capture.rows_text import has_rows
+from tuner.capture.step_records import Captured
 from tuner.capture.step_text import rows_of_steps
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_choice, parse_mode, parse_rows

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["NotGiven", "Origins", "gradients_of_each", "origins_of"]
+__all__ = ["NotGiven", "Origins", "between_of", "gradients_of_each", "origins_of"]
 
 
 class NotGiven(ValueError):
@@ -49,6 +49,39 @@ def origins_of(
         own, others = _behind(result, places)
         found.append(Origins(frozenset(names[id(x)] for x in own if id(x) in names), others))
     return found
+
+
+def between_of(results: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> list[int]:
+    """Return the places in `made` of what several results are computed from, where these part.
+
+    To go back to it is each result's own affair, and to go on from there once that of all.
+
+    Args:
+        results: of forward.
+        made: what functions of PyTorch made on the way, in order.
+    """
+    places = {(y.grad_fn, y.output_nr) for y in results if y.grad_fn}
+    reached: dict[Any, set[int]] = {}  # by node the results that are computed from it
+    users: dict[Any, set[Any]] = {}  # of what a node made
+    for place, result in enumerate(results):
+        left = [result.grad_fn]
+        while left:
+            node = left.pop()
+            if node is None or place in reached.setdefault(node, set()):
+                continue
+            reached[node].add(place)
+            for following in node.next_functions:
+                if following not in places:
+                    users.setdefault(following, set()).add(node)
+                    left.append(following[0])
+    found: dict[Any, int] = {}
+    for place, tensor in enumerate(made):
+        edge = (tensor.grad_fn, tensor.output_nr)
+        own = reached.get(edge[0], set())
+        parts = any(reached[user] != own for user in users.get(edge, ()))
+        if edge not in places and len(own) > 1 and parts:
+            found.setdefault(edge, place)
+    return sorted(found.values())
 
 
 def gradients_of_each(

@@ -47,6 +47,12 @@ class AsReference(nn.Module):
         return Model.forward(self.module, *inputs)
 
 
+_BETWEEN = {between}  # results that are not returned: places among what functions make
+
+
+{seen_in}
+
+
 def lone_module(module, seen):
     # A module like another, whose parameters, buffers and parts may be lent without the other's
     # being others meanwhile.
@@ -116,7 +122,11 @@ def by_reference(ctx, given, grad):
         module = AsReference(lone_module(ctx.module, {{}}))
         with torch.enable_grad():
             with torch.autocast(kind, enabled=False):  # as the forward was
-                made = tensors_in(torch.func.functional_call(module, lent, tuple(inputs)))
+                call = functools.partial(
+                    torch.func.functional_call, module, lent, tuple(inputs)
+                )
+                made, seen = seen_in(call) if _BETWEEN else (call(), [])
+            made = [*tensors_in(made), *(seen[i] for i in _BETWEEN)]
             result = made[_RESULT_AT[ctx.number]]
             by = [*(alone[i] for i in places), *(made[i] for i in sources)]
             wanted = [i for i, x in enumerate(by) if needs[i] and x.requires_grad]

@@ -28,7 +28,6 @@ from tuner.capture.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_o
 from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.half_products import PRODUCTS, makers_of
 from tuner.capture.index_space import NotOneNest
-from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
 from tuner.capture.own_parameters import NAMES, SECOND
 from tuner.capture.partitions import partitions_of, worth_a_search
@@ -38,6 +37,7 @@ from tuner.capture.rows_text import why_no_steps
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_plans import StepPlan, planned, why_not_planned
+from tuner.capture.step_records import Captured, Joint
 from tuner.capture.step_text import step_text, stepped
 from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
@@ -67,7 +67,7 @@ _NEEDED = {
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
-FORMAT = 77  # of what is written; part of the key
+FORMAT = 78  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",

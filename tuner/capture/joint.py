@@ -7,11 +7,17 @@ forward returns, and results of PyTorch's own operations, such as products.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tuner.capture.autograd_leaves import NotGiven, Origins, gradients_of_each, origins_of
+from tuner.capture.autograd_leaves import (
+    NotGiven,
+    Origins,
+    between_of,
+    gradients_of_each,
+    origins_of,
+)
 from tuner.capture.calls import is_assertion
 from tuner.capture.graph import Graph, Node, Ref, Tensor, behind, free_name, live
 from tuner.capture.keeping import divided, reduced, steps_from_given, with_copies
@@ -20,6 +26,8 @@ from tuner.capture.operators import Operators
 from tuner.capture.precision import with_products
 from tuner.capture.recurrent import is_recurrent
 from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
+from tuner.capture.seen import seen_in
+from tuner.capture.step_records import Backward, Captured, Joint, part_of, why_shared
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.capture.viewing import without_turns
 from tuner.problem.reference import Problem
@@ -28,98 +36,27 @@ from tuner.problem.returned import tensors_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Backward", "Captured", "Joint", "captured_of", "costly", "of_weights"]
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """The gradients of one result.
-
-    Attributes:
-        place: of the result among those of forward.
-        incoming: the input of `graph` that is the result's own gradient.
-        graph: of what is given and kept, and of incoming gradients; its outputs are gradients.
-        gradient_of: for each input and parameter that the result has gradients by the output of
-            `graph`, or the incoming gradient that it is, or "" where PyTorch gives none; but for
-            those through `sources` alone.
-        sources: places of other results that it is computed from.
-        of_sources: the same for each of them.
-    """
-
-    place: int
-    incoming: str
-    graph: Graph
-    gradient_of: Mapping[str, str]
-    sources: tuple[int, ...] = ()
-    of_sources: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """What a step computes.
-
-    Attributes:
-        forward: as captured, with what is kept as further outputs behind its own.
-        num_results: how many outputs of `forward` are its own.
-        backwards: of each result that has gradients.
-        copies: views or casts of what is given that are kept as copies, with the steps to each.
-        frozen: parameters that want no gradient as the constructor leaves them.
-    """
-
-    forward: Graph
-    num_results: int
-    backwards: tuple[Backward, ...]
-    copies: Mapping[str, tuple[Node, ...]]
-    frozen: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A forward's graph, and the record of a step of training, or why there is none."""
-
-    graph: Graph
-    joint: Joint | None = None
-    without_step: str = ""
-
-
-def of_weights(backward: Backward) -> Backward | None:
-    """Return a backward of a step whose inputs want no gradient, as data do not.
-
-    None where weights have none, or inputs have none as it is.
-    """
-    weights = {t.name for t in backward.graph.parameters}
-    gradient_of = {name: g for name, g in backward.gradient_of.items() if name in weights}
-    if not gradient_of or gradient_of == backward.gradient_of:
-        return None
-    graph = _of(backward.graph, [*gradient_of.values(), *backward.of_sources])
-    return replace(backward, graph=graph, gradient_of=gradient_of) if graph.outputs else None
-
-
-def _of(graph: Graph, gradients: Sequence[str]) -> Graph:
-    """Return the part of a graph that computes some gradients."""
-    own = {node.name for node in graph.nodes}
-    made = tuple(dict.fromkeys(name for name in gradients if name in own))
-    return replace(graph, nodes=live(graph.nodes, {*made}), outputs=made)
-
-
-def costly(backward: Backward, calls: Collection[str]) -> set[str]:
-    """Return whose gradients take one of these calls, by name, that no other gradient takes."""
-
-    def num_calls(gradients: set[str]) -> int:
-        return sum(node.name in calls for node in live(backward.graph.nodes, gradients))
-
-    found = backward.gradient_of.items()
-    others = {*backward.of_sources}
-    most = num_calls(others | {*backward.gradient_of.values()})
-    return {n for n, _ in found if num_calls(others | {g for o, g in found if o != n}) < most}
+__all__ = ["captured_of"]
 
 
 def captured_of(problem: Problem, graph: Graph) -> Captured:
-    """Record a step of a module whose forward was captured."""
+    """Record a step of a module whose forward was captured.
+
+    Where results would go back through the same products, they do that together, from where they
+    part: what is there is a result, too, though none that is returned.
+    """
+    found = _captured(_Step(problem, graph))
+    if found.joint is None or not why_shared(found.joint):
+        return found
+    together = _captured(_Step(problem, graph, parts=True))
+    return found if together.joint is None or why_shared(together.joint) else together
+
+
+def _captured(step: _Step) -> Captured:
+    graph = step.graph
     why = _not_recorded(graph)
     if why:
         return Captured(graph, None, why)
-    step = _Step(problem, graph)
     try:
         joint = step.joint()
     except NotGiven as error:
@@ -150,18 +87,27 @@ def _not_recorded(graph: Graph) -> str:
     return ""
 
 
+class Form(NamedTuple):
+    """Shape and dtype of a result."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class _Step(Operators):
     """Reads forward and gradients from PyTorch's record."""
 
     rules = OF_STEPS
 
-    def __init__(self, problem: Problem, graph: Graph) -> None:
+    def __init__(self, problem: Problem, graph: Graph, *, parts: bool = False) -> None:
         super().__init__(problem, is_training=graph.is_training)
-        self.graph = graph
+        self.graph, self.parts = graph, parts
+        self.between: list[int] = []
         self.given = {t.name: t for t in (*graph.inputs, *graph.parameters)}
         self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
         self.frozen: list[str] = []
+        self.outputs: list[Form] = []
         self.differentiable: list[bool] = []  # of each output, once forward was run
         self.origins: list[Origins] = []  # the same
         self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
@@ -176,7 +122,7 @@ class _Step(Operators):
             self.wanted = [n for n in self.wanted if n not in self.frozen]
             recorded = self.recorded(model, values)
         taken = {t.name for t in self.graph.given}
-        outputs = [self.graph.value(name) for name in self.graph.outputs]
+        outputs = self.outputs
         incoming = [
             Tensor(free_name(f"grad_{i}", taken), y.shape, y.dtype) if "float" in y.dtype else None
             for i, y in enumerate(outputs)
@@ -276,11 +222,17 @@ class _Step(Operators):
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         num_inputs = len(values)
 
-        def step(given: list[torch.Tensor], grads: list[torch.Tensor]) -> Any:
+        def results_of(given: list[torch.Tensor], lent: dict[str, torch.Tensor]) -> Any:
             inputs, held = given[:num_inputs], given[num_inputs:]
-            lent = dict(zip([*names, *buffers], held, strict=True))
+            lent |= dict(zip([*names, *buffers], held, strict=True))
             lent |= {name: lent[name].clone() for name in self.updated}
-            outputs = tensors_of(torch.func.functional_call(model, lent, tuple(inputs)))
+            made, seen = seen_in(lambda: torch.func.functional_call(model, lent, tuple(inputs)))
+            return tensors_of(made), seen
+
+        def step(given: list[torch.Tensor], grads: list[torch.Tensor]) -> Any:
+            lent: dict[str, torch.Tensor] = {}
+            own, seen = results_of(given, lent)
+            outputs = [*own, *(seen[place] for place in self.between)]
             self.differentiable = [y.requires_grad for y in outputs]
             coming = iter(grads)
             grad_of = [next(coming) if y.is_floating_point() else None for y in outputs]
@@ -298,7 +250,15 @@ class _Step(Operators):
             given = [*values, *(state[n] for n in names)]
             given = [leaf(n, x) for n, x in zip(self.given, given, strict=True)]
             given += [state[n].detach() for n in buffers]
-            outputs = [self.graph.value(name) for name in self.graph.outputs]
+            outputs = [Form(v.shape, v.dtype) for v in map(self.graph.value, self.graph.outputs)]
+            if self.parts:
+                own, seen = results_of(given, {})
+                self.between = between_of(own, seen)
+                outputs += [
+                    Form((*x.shape,), dtype_name(x.dtype))
+                    for x in map(seen.__getitem__, self.between)
+                ]
+            self.outputs = outputs
             grads = [
                 torch.empty(y.shape, dtype=getattr(torch, y.dtype), device=given[0].device)
                 for y in outputs
@@ -358,7 +318,7 @@ class _Step(Operators):
                 Backward(
                     place,
                     coming.name,
-                    _of(every, [*found.values()]),
+                    part_of(every, [*found.values()]),
                     {of: name for of, name in found.items() if of in self.given},
                     sources,
                     tuple(found[outputs[source]] for source in sources),
@@ -370,7 +330,11 @@ class _Step(Operators):
             buffer_updates=updates,
             outputs=(*outputs, *(name for name in kept if name not in outputs)),
         )
-        return Joint(forward, len(outputs), tuple(backwards), copies, tuple(self.frozen))
+        import torch
+
+        num_results, version = len(self.graph.outputs), str(torch.__version__)
+        frozen, between = tuple(self.frozen), tuple(self.between)
+        return Joint(forward, num_results, tuple(backwards), copies, frozen, between, version)
 
 
 def _is_in_place(target: Any) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.capture.graph import Graph, behind, in_order
-from tuner.capture.joint import Joint
-from tuner.capture.library import MOVES, is_call
+from tuner.capture.graph import Graph
 from tuner.capture.module_text import made_whole, result_of, spread_by
 from tuner.capture.stages import Stages
+from tuner.capture.step_records import Joint, why_shared
 
 __all__ = ["in_turn", "results_text", "why_not_given"]
 
@@ -21,39 +20,11 @@ __all__ = ["in_turn", "results_text", "why_not_given"]
 def why_not_given(joint: Joint) -> str:
     """Return why autograd functions cannot give a step's results; "" where they can."""
     forward = joint.forward
-    if why := _shared(joint):
+    if why := why_shared(joint):
         return why
     if any(spread_by(forward, forward.outputs[each.place]) for each in joint.backwards):
         return "one of its results is a value that is expanded"
     return ""
-
-
-def _shared(joint: Joint) -> str:
-    """Return which call two results are made by, of which each would make the gradients again."""
-    results, seen = joint.forward.outputs, dict[str, int]()
-    nodes = {node.name: node for node in joint.forward.nodes}
-    for each in joint.backwards if len(joint.backwards) > 1 else ():
-        ends = {results[source] for source in each.sources}
-        refs = {name: () if name in ends else node.refs for name, node in nodes.items()}
-        given = {t.name: () for t in joint.forward.given}
-        through = behind(joint.forward.nodes, {*each.gradient_of})
-        for name in in_order([results[each.place]], {**given, **refs}.__getitem__):
-            node = nodes.get(name)
-            if node is None or name in ends or name not in through:
-                continue
-            if not is_call(node) or node.op in MOVES:
-                continue
-            if (other := seen.setdefault(name, each.place)) != each.place:
-                return (
-                    f"its {_ordinal(other)} and its {_ordinal(each.place)} result are made by the "
-                    f"same {node.op.removeprefix('aten.')}, through which each would go back"
-                )
-    return ""
-
-
-def _ordinal(place: int) -> str:
-    known = ("first", "second", "third")
-    return known[place] if place < len(known) else f"{place + 1}th"
 
 
 def in_turn(joint: Joint) -> list[int]:
@@ -89,13 +60,14 @@ def results_text(
     numbers = {each.place: number for number, each in enumerate(joint.backwards)}
 
     def shaped(place: int, source: str) -> str:
-        value = graph.value(graph.outputs[place])
+        of = graph if place < joint.num_results else forward
+        name = of.outputs[place]
         if whole[place]:
             return source
         if place in numbers and not shared[place]:
-            shape = result_of(graph, value.name, "").removeprefix(".view(").removesuffix(")")
+            shape = result_of(of, name, "").removeprefix(".view(").removesuffix(")")
             return f"torch.ops.aten._unsafe_view.default({source}, {shape})"
-        return result_of(graph, value.name, source)
+        return result_of(of, name, source)
 
     lines = []
     for number in in_turn(joint):

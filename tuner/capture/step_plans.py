@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from tuner.capture.graph import Graph, Ref
 from tuner.capture.half_products import makers_of
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
-from tuner.capture.joint import Backward, Joint, of_weights
 from tuner.capture.module_text import given_of
 from tuner.capture.partitions import traffic_bytes
 from tuner.capture.results_of_steps import why_not_given
 from tuner.capture.stages import Partition, Stages, stages_of
+from tuner.capture.step_records import Backward, Joint, of_weights
 
 __all__ = [
     "BackwardPlan", "StepPlan", "needed_by", "numbers_text", "planned", "why_not_planned",
@@ -75,7 +75,7 @@ def _planned(joint: Joint) -> StepPlan | str:
     if why := why_not_given(joint):
         return why
     try:
-        is_own = len(joint.forward.outputs) == joint.num_results
+        is_own = len(joint.forward.outputs) == joint.num_made == joint.num_results
         forward = None if is_own else _cut(joint.forward)
         backwards = tuple(map(_backward, joint.backwards))
     except NotOneNest as error:

@@ -10,7 +10,6 @@ from itertools import compress
 from tuner.capture.by_reference import BY_REFERENCE
 from tuner.capture.graph import Graph, live
 from tuner.capture.index_space import viewed
-from tuner.capture.joint import costly
 from tuner.capture.module_text import (
     argument_of,
     given_in_step,
@@ -22,9 +21,11 @@ from tuner.capture.module_text import (
     view_of,
 )
 from tuner.capture.results_of_steps import results_text
+from tuner.capture.seen import seen_in
 from tuner.capture.settings import shell_of
 from tuner.capture.stages import Stages
 from tuner.capture.step_plans import BackwardPlan, StepPlan, needed_by, numbers_text
+from tuner.capture.step_records import costly
 
 __all__ = ["rows_of_steps", "step_text", "stepped", "without_steps"]
 
@@ -60,7 +61,7 @@ def step_text(
     needed = [needed_by(each, joint) for each in plan.backwards]
     read = [*dict.fromkeys((known | kept)[name] for names in needed for name in names)]
     whole = made_whole(forward, stages)
-    returned = [made[name] for name in forward.outputs[: joint.num_results]]
+    returned = [made[name] for name in forward.outputs[: joint.num_made]]
     for i, name in enumerate(forward.outputs):
         if f"result_{i}" in read:
             # A view of what is returned would hold its step, which holds the view: for ever.
@@ -104,6 +105,9 @@ def step_text(
         arguments=_arguments(graph, forward, stages, known, rows),
         place_of_rows=next((i for i, t in enumerate(graph.inputs) if t.shape), 0),
         rows=joint.forward.batch if is_fixed else None,
+        between=list(joint.between),
+        if_between=_OF_VERSION.format(version=joint.version) if joint.between else "",
+        seen_in=inspect.getsource(seen_in).rstrip(),
         if_frozen=_FROZEN.format(frozen=frozen) if frozen else "",
         lines="".join(f"    {line}\n" for line in lines),
         returned=", ".join(returned),
@@ -188,7 +192,7 @@ def stepped(graph: Graph, own: Stages, plan: StepPlan) -> tuple[str, list[str]]:
     forward, stages = _forward_of(graph, own, plan)
     made = _made(forward, stages)
     saved = {made.get(name) for each in plan.backwards for name in needed_by(each, plan.joint)}
-    shared = [made[name] in saved for name in forward.outputs[: plan.joint.num_results]]
+    shared = [made[name] in saved for name in forward.outputs[: plan.joint.num_made]]
     return results_text(graph, plan.joint, forward, stages, shared)
 
 
@@ -243,6 +247,10 @@ def without_steps(model_new: str) -> str:
     return model_new.replace(_MARK, _LEFT, 1)
 
 
+_OF_VERSION = """\
+    if torch.__version__ != {version!r}:  # others may make something else on the way
+        return False
+"""
 _FROZEN = """\
     if any([given[place].requires_grad for place in {frozen}]):  # they were frozen
         return False
@@ -260,7 +268,7 @@ def can_step(given):
         return False
     if _STEP_ROWS not in (None, len(given[{place_of_rows}])):
         return False
-{if_frozen}    # Such cannot be saved; PyTorch may not need to.
+{if_between}{if_frozen}    # Such cannot be saved; PyTorch may not need to.
     if any([x.is_inference() for x in given]):
         return False
     wanted = {{place for place in _DIFFERENTIABLE if given[place].requires_grad}}
