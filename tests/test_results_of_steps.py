@@ -362,6 +362,14 @@ def penalty_of_all(model, x, y):
     return [first.detach(), x.grad]
 
 
+def penalty_of_weights(model, x, y):
+    made = answers(model(x, y))
+    weights = [*model.parameters()]
+    first = torch.autograd.grad(sum(y.sin().sum() for y in made), weights, create_graph=True)
+    sum(g.square().sum() for g in first).backward()
+    return [g.detach() for g in first]
+
+
 def of_the_first(model, x, y):
     made = answers(model(x.requires_grad_(), y))
     made[0].sin().sum().backward()
@@ -384,7 +392,7 @@ BOTH = {
     ),
     "heads behind one trunk": (
         "self.f, self.p, self.v = nn.Linear(16, 8), nn.Linear(8, 5), nn.Linear(8, 3)", "x, y",
-        "h = torch.tanh(self.f(x)); return self.p(h).sin() + y, self.v(h).exp()",
+        "h = torch.tanh(self.f(x.abs())); return self.p(h).sin() + y, self.v(h).exp()",
         "torch.randn(6, 16), torch.randn(6, 5)",
     ),
     "chain": (
@@ -408,7 +416,7 @@ def under_autocast_too(model, x, y):
 @pytest.mark.parametrize("name", BOTH)
 def test_what_goes_through_another_result_is_that_ones(name, tmp_path):
     taken = Taken(tmp_path, "module", text_of(*BOTH[name]))
-    for done in (of_the_first, of_all, under_autocast_too, penalty_of_all):
+    for done in (of_the_first, of_all, under_autocast_too, penalty_of_all, penalty_of_weights):
         same(taken, done)
     assert taken.num_calls + taken.num_weight_calls
 

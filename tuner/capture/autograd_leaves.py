@@ -76,6 +76,8 @@ def between_of(results: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) ->
                     left.append(following[0])
     found: dict[Any, int] = {}
     for place, tensor in enumerate(made):
+        if tensor.grad_fn is None:
+            continue
         edge = (tensor.grad_fn, tensor.output_nr)
         own = reached.get(edge[0], set())
         parts = any(reached[user] != own for user in users.get(edge, ()))

@@ -8,9 +8,10 @@ __all__ = ["seen_in"]
 
 
 def seen_in(call: Any) -> tuple[Any, list[Any]]:
-    """Return what a call returns, and the tensors with gradients that were made in it, in order.
+    """Return what a call returns, and all tensors that functions made in it, in order.
 
-    Exported files hold this function's text: there they are found again by their places.
+    Exported files hold this function's text: there they are found again by their places, whatever
+    has gradients.
     """
     import torch
 
@@ -23,8 +24,7 @@ def seen_in(call: Any) -> tuple[Any, list[Any]]:
         ) -> Any:
             found = function(*args, **(kwargs or {}))
             several = found if isinstance(found, (tuple, list)) else [found]
-            tensors = [x for x in several if isinstance(x, torch.Tensor)]
-            made.extend(x for x in tensors if x.grad_fn is not None)
+            made.extend(x for x in several if isinstance(x, torch.Tensor))
             return found
 
     with Seen():
