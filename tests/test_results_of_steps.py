@@ -430,6 +430,32 @@ def test_a_result_is_a_function_of_those_that_it_is_computed_from(done, loss):
     same(loss, done)
 
 
+def test_a_result_may_be_computed_from_one_that_is_not_returned_too(tmp_path):
+    form = (
+        "self.t, self.a = nn.Linear(12, 16), nn.Linear(16, 16)", "x, y",
+        "h = torch.tanh(self.t(x)); z = self.a(h); return (z.square() * h).sum(-1).exp() * y, z",
+        "torch.randn(5, 12) * 0.1, torch.rand(5)",
+    )  # fmt: skip
+
+    def second(model, x, y):
+        summed, z = model(x, y)
+        (g,) = torch.autograd.grad(summed.sum(), z, create_graph=True)
+        return [g.detach(), *torch.autograd.grad(g.sin().sum(), [z, *model.parameters()])]
+
+    same(Taken(tmp_path, "module", text_of(*form)), second)
+
+
+def test_a_hook_that_forward_registers_leaves_steps_to_the_reference(tmp_path):
+    path = tmp_path / "hooked.py"
+    hook = "h.requires_grad and h.register_hook(lambda g: g * 2)"
+    forward = f"h = torch.tanh(x * self.a); {hook}; return h.sin(), h"
+    init, inputs = "self.a = nn.Parameter(torch.rand(16))", "torch.randn(5, 16)"
+    path.write_text(TEXT.format(init=init, names="x", forward=forward, inputs=inputs))
+    problem = load_problem(path)
+    captured = captured_of(problem, capture(problem))
+    assert "registers a hook on one of its results" in captured.without_step
+
+
 def test_edits_of_what_is_kept_are_seen_through_views(tmp_path):
     forward = "p = self.l(x).squeeze(-1); return F.binary_cross_entropy_with_logits(p, y), p"
     form = "self.l = nn.Linear(12, 1)", "x, y", forward, "torch.randn(8, 12), torch.rand(8)"

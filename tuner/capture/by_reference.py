@@ -81,7 +81,7 @@ def ending_at(tensors):
             hook.remove()
 
 
-def by_reference(ctx, given, grad):
+def by_reference(ctx, given, others, grad):
     # Gradients that are themselves differentiated, through the reference's own operations. Of what
     # is given it takes others of the same values: hooks are for what autograd itself gives.
     is_differentiated = torch.is_grad_enabled()
@@ -99,7 +99,7 @@ def by_reference(ctx, given, grad):
     now = [(part, part.training) for part in ctx.module.modules()]
     places, sources = _LEAVES_OF[ctx.number], _SOURCES[ctx.number]
     needs = ctx.needs_input_grad[{first}:]
-    others = [reference() for reference in ctx.others]
+    others = [reference() for reference in others]
     # Gradients of gradients go on to the results that this one is computed from, where somebody
     # still has them; else to what these are computed from, through all of it.
     is_known = is_differentiated and bool(sources) and all(x is not None for x in others)

@@ -233,6 +233,8 @@ class _Step(Operators):
             lent: dict[str, torch.Tensor] = {}
             own, seen = results_of(given, lent)
             outputs = [*own, *(seen[place] for place in self.between)]
+            if any(y._backward_hooks for y in outputs):  # a record would have them twice
+                raise NotGiven("forward registers a hook on one of its results, or behind them")
             self.differentiable = [y.requires_grad for y in outputs]
             coming = iter(grads)
             grad_of = [next(coming) if y.is_floating_point() else None for y in outputs]

@@ -120,6 +120,7 @@ def step_text(
         backwards=backwards,
         functions=", ".join(f"gradients_{number}" for number in range(len(reads))),
         first=FIRST,
+        num_results=joint.num_results,
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
         inputs_and_state=[t.name for t in given],
@@ -294,6 +295,10 @@ def gradient_leaves(number, given):
     return [given[i] for i in _LEAVES_OF[number]]
 
 
+def as_it_is(x):
+    return x
+
+
 def made_in_step({names}):
     # The results of a step, and what is kept for their gradients.
 {before}    made = detached({call}, {arguments})
@@ -310,7 +315,12 @@ class Step(torch.autograd.Function):
         results, kept, given = held
         ctx.set_materialize_grads(False)
         ctx.number, ctx.module, ctx.given = number, shell_of(module), given
-        ctx.others = [weakref.ref(x) for x in by[len(_LEAVES_OF[number]) :]]
+        # Nobody else has those that are not returned; a reference to others may be for ever.
+        pairs = zip(_SOURCES[number], by[len(_LEAVES_OF[number]) :])
+        ctx.others = [
+            weakref.ref(x) if i < {num_results} else functools.partial(as_it_is, x)
+            for i, x in pairs
+        ]
         ctx.versions = [x._version for x in given]
         ctx.modes = [(part, part.training) for part in ctx.module.modules()]
         ctx.has_inputs = not is_packed()
@@ -327,14 +337,14 @@ class Step(torch.autograd.Function):
     def backward(ctx, grad):
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        fused_saved, fused_given = ctx.saved_tensors, ctx.given
+        fused_saved, fused_given, others = ctx.saved_tensors, ctx.given, ctx.others
         if not ctx.has_inputs:
             fused_given = (*[fused_saved[i] for i in _INPUTS_AT[ctx.number]], *fused_given)
         if fused_saved and not is_kept():
-            ctx.given = ()  # else a result that is kept, as a loss, would hold them
+            ctx.given = ctx.others = ()  # else a result that is kept, as a loss, would hold them
         is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
         if torch.is_grad_enabled() or is_cast or is_batched(grad):
-            found = by_reference(ctx, fused_given, grad)
+            found = by_reference(ctx, fused_given, others, grad)
         else:
             found = _GRADIENTS[ctx.number](ctx, fused_saved, fused_given, grad)
         return (None, None, None, None, *found)
