@@ -514,6 +514,27 @@ def test_what_a_function_gives_no_gradient_by_has_none(tmp_path):
     assert taken.num_calls
 
 
+def test_statistics_are_written_without_pytorchs_noticing_as_batch_norm_does(tmp_path):
+    """A backward of a call before, by the reference, has saved them: as where targets are made."""
+    form = (
+        "self.n, self.l = nn.BatchNorm1d(16), nn.Linear(16, 16)", "x",
+        "return torch.relu(self.l(self.n(x)))", "torch.randn(8, 16)",
+    )  # fmt: skip
+    taken = Taken(tmp_path, "module", text_of(*form))
+
+    def consistent(model, x):
+        before = model.n.running_mean._version
+        with torch.autocast("cpu"):  # a call of the reference
+            mine = model(x)
+        with torch.no_grad():
+            other = model(x + 0.1)
+        (mine.float() - other).square().mean().backward()
+        edits = model.n.running_mean._version - before
+        return [edits, model.n.running_mean, model.n.running_var]
+
+    same(taken, consistent)
+
+
 def test_by_reference_buffers_that_are_updated_are_lent(tmp_path):
     form = (
         "self.n, self.b = nn.BatchNorm1d(16), nn.Parameter(torch.rand(16))", "x, y",

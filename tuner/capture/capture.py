@@ -120,6 +120,7 @@ class _Reader(Operators):
             ),
             returns=self.found.returns.text,
             containers=self.found.returns.containers,
+            unmarked=tuple(sorted(self.found.unmarked & written.keys())),
         )
 
     # ---- what the graph is given ---------------------------------------------------------

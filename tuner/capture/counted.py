@@ -14,7 +14,14 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Changed", "changed_by_calls", "refusal_of", "require_none_set", "tensors_held"]
+__all__ = [
+    "Changed",
+    "changed_by_calls",
+    "refusal_of",
+    "require_none_set",
+    "tensors_held",
+    "versions_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,11 @@ def changed_by_calls(model: torch.nn.Module, call: Callable[[], object]) -> Chan
             kind = type(model.get_submodule(path)).__name__
             return Changed(path, kind, name, was, value)
     return None
+
+
+def versions_of(model: torch.nn.Module) -> dict[str, int]:
+    """Return how often PyTorch counted an edit of each buffer."""
+    return {name: b._version for name, b in model.named_buffers(remove_duplicate=False)}
 
 
 def tensors_held(model: torch.nn.Module) -> dict[tuple[str, str], tuple[str, object]]:

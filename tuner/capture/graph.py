@@ -162,6 +162,8 @@ class Graph:
     what forward returns, as Python for `str.format`; empty for a tensor, or a tuple of several.
     `containers` are the classes that it names, as `_CONTAINERS[0]` and so on. Of a graph for any
     batch, `fewest_rows` and `most_rows` are from and up to how many rows forward does the same.
+    `unmarked` are the buffers that PyTorch's own call writes without counting it as an edit, as
+    BatchNorm does: who saved them for a backward is not told.
     """
 
     arguments: tuple[Argument, ...]
@@ -179,6 +181,7 @@ class Graph:
     containers: tuple[str, ...] = ()
     fewest_rows: int = 1
     most_rows: int | None = None
+    unmarked: tuple[str, ...] = ()
 
     @property
     def given(self) -> tuple[Tensor, ...]:

@@ -178,7 +178,7 @@ def model_new(
         results.append(source if is_whole else result_of(graph, given, source))
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
-    buffers = [state_text(buffer) for buffer in stages.updates]
+    buffers = [state_text(b) + ".data" * (b in graph.unmarked) for b in stages.updates]
     copies = [f"{source}.view_as({b})" for source, b in zip(sources, buffers, strict=True)]
     if copies:  # at once: the host takes as long for each copy as for a launch
         updates.append(f"torch._foreach_copy_([{', '.join(buffers)}], [{', '.join(copies)}])")

@@ -55,7 +55,8 @@ def step_text(
     written = [o.name for o in results_of(stages)]
     for buffer, name in stages.updates.items():
         value = f"made[{written.index(name)}].view_as({known[buffer]})"
-        lines.append(f"{known[buffer]}.copy_({value})")
+        unmarked = ".data" * (buffer in graph.unmarked)  # as PyTorch's own call leaves it
+        lines.append(f"{known[buffer]}{unmarked}.copy_({value})")
     kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
     kept |= {name: f"copy_{i}" for i, name in enumerate(joint.copies)}
     needed = [needed_by(each, joint) for each in plan.backwards]

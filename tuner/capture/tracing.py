@@ -20,7 +20,8 @@ from tuner.capture.counted import (
     refusal_of,
     require_none_set,
     tensors_held,
-)
+    versions_of,
+)  # fmt: skip
 from tuner.capture.explaining import CONSTRUCTOR, explained
 from tuner.capture.plain import require_plain
 from tuner.capture.recurrent import recurrent_by_shape
@@ -43,13 +44,8 @@ im2col col2im reflection_pad1d reflection_pad2d reflection_pad3d replication_pad
 replication_pad2d replication_pad3d"""
 # Operators of the core set that are opened all the same, by how their names end.
 _OPENED_ENDS = (
-    "_norm",
-    "_norm_legit",
-    "_norm_legit_functional",
-    "_norm_legit_no_training",
-    "softmax",
-    "nll_loss_forward",
-    "nll_loss2d_forward",
+    *("_norm", "_norm_legit", "_norm_legit_functional", "_norm_legit_no_training"),
+    *("softmax", "nll_loss_forward", "nll_loss2d_forward"),
 )
 
 
@@ -59,7 +55,8 @@ class Traced:
 
     `names` are forward's arguments in order, `values` what `get_inputs` gave for them (tensors
     are fake), `state` the module's parameters and buffers by all of their names, `held` the other
-    tensors that it has as attributes, `returns` the containers of what it returned.
+    tensors that it has as attributes, `returns` the containers of what it returned, `unmarked` the
+    buffers whose versions a call leaves as they are.
     """
 
     program: torch.export.ExportedProgram
@@ -69,6 +66,7 @@ class Traced:
     held: Mapping[str, torch.Tensor]
     is_training: bool
     returns: Returns
+    unmarked: frozenset[str] = frozenset()
 
 
 def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Traced:
@@ -92,7 +90,9 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
             program = first = _recorded(model, values)
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
+            versions = versions_of(model)
             changed = changed_by_calls(model, lambda: _faked(model, values))
+            unmarked = frozenset(dict(versions_of(model).items() & versions.items()))
             require_none_set(problem, model, before)
             if changed and _recorded(model, values).graph_module.code != first.graph_module.code:
                 raise refusal_of(problem, changed)
@@ -106,7 +106,7 @@ def traced(problem: Problem, mode: TuneMode, *, batch: int | None = None) -> Tra
             for name, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         }
-    return Traced(program, names, values, state, held, is_training, returns)
+    return Traced(program, names, values, state, held, is_training, returns, unmarked)
 
 
 @contextlib.contextmanager
