@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.hooks import RemovableHandle
 
-__all__ = ["NotGiven", "Origins", "between_of", "gradients_of_each", "origins_of"]
+__all__ = [
+    "NotGiven", "Origins", "between_of", "ending_at", "gradients_of_each", "origins_of",
+]  # fmt: skip
 
 
 class NotGiven(ValueError):
@@ -64,16 +66,10 @@ def between_of(results: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) ->
     reached: dict[Any, set[int]] = {}  # by node the results that are computed from it
     users: dict[Any, set[Any]] = {}  # of what a node made
     for place, result in enumerate(results):
-        left = [result.grad_fn]
-        while left:
-            node = left.pop()
-            if node is None or place in reached.setdefault(node, set()):
-                continue
-            reached[node].add(place)
+        for node in _nodes_behind(result, places):
+            reached.setdefault(node, set()).add(place)
             for following in node.next_functions:
-                if following not in places:
-                    users.setdefault(following, set()).add(node)
-                    left.append(following[0])
+                users.setdefault(following, set()).add(node)
     found: dict[Any, int] = {}
     for place, tensor in enumerate(made):
         if tensor.grad_fn is None:
@@ -104,39 +100,47 @@ def gradients_of_each(
             continue
         others = [results[place] for place in sorted(origin.results)]
         by = [leaf for name, leaf in leaves.items() if name in origin.leaves] + others
-        ends = [_cut_at(other) for other in others]
-        found += torch.autograd.grad(result, by, grad, retain_graph=True, allow_unused=True)
-        for end in ends:
-            end.remove()
+        with ending_at(others):
+            found += torch.autograd.grad(result, by, grad, retain_graph=True, allow_unused=True)
     return found
 
 
-def _cut_at(tensor: torch.Tensor) -> RemovableHandle:
-    """Let a backward end at a tensor, behind where its gradient is taken."""
-    node, own = tensor.grad_fn, tensor.output_nr
-    assert node is not None
+@contextlib.contextmanager
+def ending_at(tensors: Any) -> Any:
+    """Let backwards meanwhile end at what was computed, behind where its gradient is taken.
 
-    def hook(grads: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(None if place == own else grad for place, grad in enumerate(grads))
+    Exported files hold this function's text.
+    """
 
-    return node.register_prehook(hook)
+    def end(own: int) -> Any:
+        return lambda grads: tuple(None if i == own else g for i, g in enumerate(grads))
+
+    pairs = [(x.grad_fn, x.output_nr) for x in tensors if x.grad_fn is not None]
+    hooks = [node.register_prehook(end(own)) for node, own in pairs]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _behind(
     result: torch.Tensor, places: Mapping[Any, int]
 ) -> tuple[list[torch.Tensor], frozenset[int]]:
     """Return the leaves that a result has gradients by, and the nearest results on the way."""
-    leaves, others, seen, left = list[Any]([result]), set[int](), set[Any](), [result.grad_fn]
+    nodes = [*_nodes_behind(result, places)]
+    leaves = [leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None]
+    edges = (edge for node in nodes for edge in node.next_functions)
+    return [result, *leaves], frozenset(places[edge] for edge in edges if edge in places)
+
+
+def _nodes_behind(result: torch.Tensor, ends: Container[Any]) -> Iterator[Any]:
+    """Yield the nodes that a result is made by, once each, not beyond what others give."""
+    seen, left = set[Any](), [result.grad_fn]
     while left:
-        node = left.pop()
+        node: Any = left.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            leaves.append(leaf)
-        for following in node.next_functions:
-            if following in places:
-                others.add(places[following])
-            else:
-                left.append(following[0])
-    return leaves, frozenset(others)
+        yield node
+        left += [edge[0] for edge in node.next_functions if edge not in ends]

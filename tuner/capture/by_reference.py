@@ -55,30 +55,18 @@ _BETWEEN = {between}  # results that are not returned: places among what functio
 
 def lone_module(module, seen):
     # A module like another, whose parameters, buffers and parts may be lent without the other's
-    # being others meanwhile.
+    # being others meanwhile; the same where that has no shell.
     if id(module) not in seen:
-        made = seen[id(module)] = object.__new__(type(module))
-        vars(made).update(vars(module))
-        for name in ("_parameters", "_buffers", "_modules"):
-            vars(made)[name] = dict(vars(module)[name])
-        for name, part in vars(made)["_modules"].items():
-            made._modules[name] = None if part is None else lone_module(part, seen)
+        made = seen[id(module)] = shell_of(module)
+        if made is not module:
+            for name in ("_parameters", "_buffers", "_modules"):
+                vars(made)[name] = dict(vars(module)[name])
+            for name, part in vars(module)["_modules"].items():
+                made._modules[name] = None if part is None else lone_module(part, seen)
     return seen[id(module)]
 
 
-@contextlib.contextmanager
-def ending_at(tensors):
-    # Backwards meanwhile end at those that were computed, behind where their gradients are taken.
-    def end(own):
-        return lambda grads: tuple(None if i == own else g for i, g in enumerate(grads))
-
-    pairs = [(x.grad_fn, x.output_nr) for x in tensors if x.grad_fn is not None]
-    hooks = [node.register_prehook(end(own)) for node, own in pairs]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+{ending_at}
 
 
 def by_reference(ctx, given, others, grad):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from itertools import compress
 
+from tuner.capture.autograd_leaves import ending_at
 from tuner.capture.by_reference import BY_REFERENCE
 from tuner.capture.graph import Graph, live
 from tuner.capture.index_space import viewed
@@ -60,7 +61,9 @@ def step_text(
     kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
     kept |= {name: f"copy_{i}" for i, name in enumerate(joint.copies)}
     needed = [needed_by(each, joint) for each in plan.backwards]
-    read = [*dict.fromkeys((known | kept)[name] for names in needed for name in names)]
+    values = known | kept
+    own_reads = [[values[name] for name in names] for names in needed]
+    read = [*dict.fromkeys(text for texts in own_reads for text in texts)]
     whole = made_whole(forward, stages)
     returned = [made[name] for name in forward.outputs[: joint.num_made]]
     for i, name in enumerate(forward.outputs):
@@ -76,20 +79,17 @@ def step_text(
             lines.append(f"{kept[name]} = {copy}")
     kept_state = _state_before(graph, {name for names in needed for name in names})
     lines += [f"{known[b]} = {known[b]}_before" for b in kept_state]
-    reads = [[read.index((known | kept)[name]) for name in names] for names in needed]
-    # Those that are not read are saved behind what is.
-    inputs_at = []
-    for names_of in ([(known | kept)[name] for name in names] for names in needed):
-        packed = [*dict.fromkeys([*names_of, *(known[t.name] for t in graph.inputs)])]
-        inputs_at.append([packed.index(known[t.name]) for t in graph.inputs])
+    # Inputs that are not read are saved behind what is.
+    inputs = [known[t.name] for t in graph.inputs]
+    packed = [[*dict.fromkeys([*texts, *inputs])] for texts in own_reads]
     backwards = ""
     for number, each in enumerate(plan.backwards):
-        own_names = [(known | kept)[name] for name in needed[number]]
-        unpacked = f"    {', '.join(own_names)}, = fused_saved[:{len(own_names)}]\n"
+        texts = own_reads[number]
+        unpacked = f"    {', '.join(texts)}, = fused_saved[:{len(texts)}]\n"
         backwards += f"def gradients_{number}(ctx, fused_saved, fused_given, grad):\n"
-        backwards += f"    {names}, = fused_given\n{unpacked if own_names else ''}"
+        backwards += f"    {names}, = fused_given\n{unpacked if texts else ''}"
         is_whole = whole[each.of.place]
-        backwards += _backward_text(graph, plan, number, known | kept, of_step, is_whole) + "\n\n"
+        backwards += _backward_text(graph, plan, number, values, of_step, is_whole) + "\n\n"
     calls = [
         costly(each.of, {call.name for call in each.stages.calls})
         for each in plan.backwards
@@ -109,17 +109,18 @@ def step_text(
         between=list(joint.between),
         if_between=_OF_VERSION.format(version=joint.version) if joint.between else "",
         seen_in=inspect.getsource(seen_in).rstrip(),
+        ending_at=inspect.getsource(ending_at).rstrip(),
         if_frozen=_FROZEN.format(frozen=frozen) if frozen else "",
         lines="".join(f"    {line}\n" for line in lines),
         returned=", ".join(returned),
         kept="".join(f"{name}, " for name in read).rstrip(),
-        reads=reads,
-        inputs_at=inputs_at,
+        reads=[[read.index(text) for text in texts] for texts in own_reads],
+        inputs_at=[[texts.index(text) for text in inputs] for texts in packed],
         places=[each.place for each in joint.backwards],
         sources=[list(each.sources) for each in joint.backwards],
         by_leaves=by_leaves,
         backwards=backwards,
-        functions=", ".join(f"gradients_{number}" for number in range(len(reads))),
+        functions=", ".join(f"gradients_{number}" for number in range(len(own_reads))),
         first=FIRST,
         num_results=joint.num_results,
         num_inputs=len(graph.inputs),

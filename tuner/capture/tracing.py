@@ -21,7 +21,7 @@ from tuner.capture.counted import (
     require_none_set,
     tensors_held,
     versions_of,
-)  # fmt: skip
+)
 from tuner.capture.explaining import CONSTRUCTOR, explained
 from tuner.capture.plain import require_plain
 from tuner.capture.recurrent import recurrent_by_shape
