@@ -22,6 +22,7 @@ from tiny_operator import config_text, write_family
 from tuner.campaign import Campaign, format_table
 from tuner.errors import ConfigError, InputError
 from tuner.fleet.chosen import Chosen, chosen_devices
+from tuner.machine.platforms import VISIBLE
 from tuner.problems import Ended, Problem, append_ended, problems_of, states_of
 from tuner.run import Run, is_locked
 
@@ -113,6 +114,25 @@ def test_several_problems_share_a_device_where_that_is_asked_for(tmp_path):
     campaign.work()
     assert reported[:2] == ["a: begins on cpu:0", "b: begins on cpu:0"]
     assert sorted(ended) == ["a", "b", "c"]
+
+
+def test_each_problem_sees_the_gpus_alone_that_it_is_tuned_on(tmp_path, monkeypatch):
+    """A process opens all that it sees; the driver of a host lets one do so at a time."""
+    for name in ("a", "b"):
+        seen = f"raise ValueError(os.environ['{VISIBLE}'])"
+        (tmp_path / f"{name}.py").write_text(f"import os\n{seen}\n")
+    monkeypatch.setenv(VISIBLE, "7, GPU-9")
+    campaign = Campaign(
+        problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cuda:1", "cuda:2"))
+    )
+    ended = campaign.work()
+    assert "ValueError: GPU-9" in ended["a"].reason and "ValueError: 2" in ended["b"].reason
+    both = campaign._started(campaign.problems[0], ("cuda:0", "cuda:1"))
+    with open(f"/proc/{both.process.pid}/environ") as file:
+        assert f"{VISIBLE}=7,GPU-9" in file.read().split("\0")
+    both.process.kill()
+    both.process.wait()
+    assert both.process.args[-2:] == ["--devices", "0,1"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tuner.fleet.chosen import Chosen
 from tuner.machine.forkserver import die_with
+from tuner.machine.platforms import VISIBLE, visible_as
 from tuner.problems import Ended, Problem, State, append_ended, states_of
 from tuner.run import Run
 from tuner.storage import storage_errors, write_whole
@@ -140,10 +141,10 @@ class Campaign:
         if self.chosen is not None and self.chosen.cores:
             cores = [core for name in devices for core in self.chosen.cores[name]]
             env["OMP_NUM_THREADS"] = str(len(cores) // len(devices))
-            if len(devices) > 1:
-                command += ["--devices", ",".join(str(n) for n in range(len(devices)))]
         elif self.chosen is not None:
-            command += ["--devices", ",".join(name.partition(":")[2] for name in devices)]
+            env[VISIBLE] = visible_as(devices, env)
+        if self.chosen is not None and (len(devices) > 1 or not cores):
+            command += ["--devices", ",".join(str(n) for n in range(len(devices)))]
         log = self.runs_dir / "logs" / f"{problem.name}.txt"
         with storage_errors(log), log.open("ab") as file:
             process = subprocess.Popen(

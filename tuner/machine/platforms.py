@@ -8,7 +8,7 @@ asks the record. What a further kind needs besides: a description (`device`) and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,10 +23,12 @@ __all__ = [
     "FILE_ENDINGS",
     "PLATFORMS",
     "SOURCE_NAMES",
+    "VISIBLE",
     "Kind",
     "Platform",
     "is_gpu",
     "platform_of",
+    "visible_as",
 ]
 
 Kind = Literal["cpu", "cuda", "hip"]
@@ -106,6 +108,7 @@ _HIP = Platform(
     is_gpu=True, dispatch_key="CUDA",
     needs="hipcc, a C++ compiler and ninja (compiled at the first import)",
 )  # fmt: skip
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # ROCm reads it as well
 PLATFORMS: Mapping[Kind, Platform] = MappingProxyType({"cpu": _CPU, "cuda": _CUDA, "hip": _HIP})
 _BY_LANGUAGE: dict[Language, Platform] = {one.language: one for one in PLATFORMS.values()}
 
@@ -129,3 +132,18 @@ def platform_of(what: torch.device | str) -> Platform:
 def is_gpu(device: torch.device | str) -> bool:
     """Whether a device works beside the host, on streams."""
     return platform_of(device).is_gpu
+
+
+def visible_as(names: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return what `CUDA_VISIBLE_DEVICES` is of a process that shall see these GPUs alone.
+
+    A process opens each GPU that it sees, and the driver lets one process of a host do so at a
+    time: with eight of them each opening takes eight times as long, for all.
+
+    Args:
+        names: `cuda:0`, as this process numbers them; there they are `cuda:0` and so on.
+        env: of this process.
+    """
+    mine = [each.strip() for each in env.get(VISIBLE, "").split(",") if each.strip()]
+    numbers = [int(name.partition(":")[2] or 0) for name in names]
+    return ",".join(mine[n] if n < len(mine) else str(n) for n in numbers)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO
 
 from tuner.machine.host import cache_folder, usable_cores
-from tuner.machine.platforms import is_gpu
+from tuner.machine.platforms import is_gpu, visible_as
 
 __all__ = ["ALL", "HALF", "LITTLE", "MOST", "SOME", "Turns", "more_than", "turns_of"]
 
@@ -307,7 +307,4 @@ def turns_of(device: str) -> Turns:
     """Return this process's turns on a device, `cpu` or `cuda:0`."""
     if not is_gpu(device):
         return Turns(None)
-    index = int(device.partition(":")[2] or 0)
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    name = visible[index].strip() if index < len(visible) else str(index)
-    return Turns(cache_folder() / "turns" / name)
+    return Turns(cache_folder() / "turns" / visible_as([device], os.environ))
