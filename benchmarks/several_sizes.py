@@ -39,6 +39,7 @@ from tuner.evaluate.timers import Call
 from tuner.exporting import export_of
 from tuner.planning import Planned, plan
 from tuner.problem.accuracy import math_mode
+from tuner.problem.draws import seed_of_inputs
 from tuner.problem.reference import load_problem
 from tuner.run import Run, open_run
 
@@ -56,7 +57,7 @@ def dispatched(file: Path, reference: Path, rows: list[int], device: str) -> lis
     setattr(module, ROWS_NAME, None)  # kernels at any number of rows
     chosen, found = module.fused_op, []
     for number in rows:
-        inputs = problem.make_inputs(SEED, batch=number, device=device)
+        inputs = problem.make_inputs(seed_of_inputs(SEED), batch=number, device=device)
         kernel = module.kernel_for(number, "call")
         plain = _as_in_a_file_of_one(module._OP_BY_KERNEL[kernel])
 
@@ -121,7 +122,7 @@ def regret_at(planned: Planned, run: Run, file: Path) -> dict[str, Any]:
     for model in models[1:]:
         model.load_state_dict(models[0].state_dict())
         model.train(models[0].training)
-    inputs = problem.make_inputs(SEED, device=device)
+    inputs = problem.make_inputs(seed_of_inputs(SEED), device=device)
     timer = cold_timer(device)
     calls: list[Call] = [partial(_called, model, inputs) for model in models]
     with torch.no_grad(), math_mode(planned.config.accuracy):

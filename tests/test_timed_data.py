@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from tuner.errors import ProblemError
+from tuner.evaluate.timed import Timed
+from tuner.problem.accuracy import Accuracy
+from tuner.problem.draws import seed_of_inputs
 from tuner.problem.reference import Problem, load_problem
 from tuner.problem.timed_data import WORKLOADS, made_data
 
 SEED = 7
+INPUT_SEED = seed_of_inputs(SEED)
 REFERENCE = """
 import torch
 
@@ -66,7 +70,7 @@ def made(problem: Problem, name: str, path: Path | None = None) -> tuple[list, s
 
 
 def test_each_workload_is_what_its_name_says(problem):
-    own, given = problem.make_model(SEED).state_dict(), problem.make_inputs(SEED)
+    own, given = problem.make_model(SEED).state_dict(), problem.make_inputs(INPUT_SEED)
     found = {name: made(problem, name) for name in WORKLOADS[1:]}
     for name, (inputs, _, weights) in found.items():
         assert [x.shape for x in inputs] == [x.shape for x in given]
@@ -88,6 +92,18 @@ def test_each_workload_is_what_its_name_says(problem):
     }
 
 
+def test_no_sample_that_is_timed_is_a_row_of_the_weight(problem):
+    """A softmax behind such a product has gradients of a range that no user's have."""
+    timed = Timed("cpu", Accuracy.parse("pytorch"))
+    timed.take_reference(problem)
+    for name in ("given", "offset"):
+        if name != "given":
+            timed.take_data(problem, name)
+        x, weight = timed.inputs[0][0], timed.model.state_dict()["linear.weight"]
+        likeness = torch.nn.functional.cosine_similarity((x - x.mean())[:, None], weight, dim=-1)
+        assert likeness.abs().max() < 0.5
+
+
 @pytest.mark.parametrize(
     ("first", "name", "words"),
     [
@@ -107,7 +123,7 @@ def test_where_the_reference_has_no_finite_answer_inputs_are_as_given(
     problem = problem_of(tmp_path, first if "ones" not in first else f"x * ({first})")
     inputs, said, _ = made(problem, name)
     assert said.startswith(words)
-    assert torch.equal(inputs[0], problem.make_inputs(SEED)[0])
+    assert torch.equal(inputs[0], problem.make_inputs(INPUT_SEED)[0])
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tuner.evaluate.in_turns import (
     seconds_of_turns,
 )
 from tuner.evaluate.steps import step_of
-from tuner.evaluate.timed import WEIGHT_SEED
+from tuner.evaluate.timed import INPUT_SEED, WEIGHT_SEED
 from tuner.machine.host import usable_memory_bytes
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -205,7 +205,7 @@ class BatchTimes:
         import torch
 
         inputs = self._problem.make_inputs(
-            WEIGHT_SEED, distribution="normal", batch=rows, device=self.device
+            INPUT_SEED, distribution="normal", batch=rows, device=self.device
         )
         try:
             with torch.no_grad():
@@ -287,7 +287,7 @@ class BatchTimes:
         if rows >= most_rows:
             raise RuntimeError(why)
         inputs = self._problem.make_inputs(
-            WEIGHT_SEED, distribution=distribution, batch=rows, device=self.device
+            INPUT_SEED, distribution=distribution, batch=rows, device=self.device
         )
         theirs, mine = (
             step_of(model) if way == "step" else _call_of(model)
@@ -368,7 +368,7 @@ class BatchTimes:
         """Whether memory holds so many times the inputs and outputs of the tuned size."""
         import torch
 
-        given = self._problem.make_inputs(WEIGHT_SEED, device=self.device)
+        given = self._problem.make_inputs(INPUT_SEED, device=self.device)
         with torch.no_grad():
             made = outputs_of(self._reference(*given))
         num_bytes = sum(getattr(x, "nbytes", 0) for x in (*given, *made))

@@ -25,6 +25,7 @@ from tuner.machine.device import describe
 from tuner.machine.gpu_memory import free_cached, num_shortages
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.draws import seed_of_inputs
 from tuner.problem.reference import Problem
 from tuner.problem.timed_data import made_data
 from tuner.trial import Measurement
@@ -33,7 +34,14 @@ from tuner.wording import one_line
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NUM_UNTIMED", "WEIGHT_SEED", "LastCall", "Timed", "spoilt_by_cuda_errors"]
+__all__ = [
+    "INPUT_SEED",
+    "NUM_UNTIMED",
+    "WEIGHT_SEED",
+    "LastCall",
+    "Timed",
+    "spoilt_by_cuda_errors",
+]
 
 # Until the threads of the process that had its turn before sleep; a GPU's work has none.
 SETTLE_S = {"cpu": 0.03, "cuda": 0.005}
@@ -41,6 +49,7 @@ NUM_PROFILED = 6  # calls; the first one gets the profiler itself ready
 TRACED = ("user_annotation", "cpu_op", "kernel", "gpu_memcpy", "gpu_memset")  # by the profiler
 NUM_UNTIMED = 2  # calls of each turn that are not timed
 WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
+INPUT_SEED = seed_of_inputs(WEIGHT_SEED)
 
 
 class LastCall(NamedTuple):
@@ -84,7 +93,7 @@ class Timed:
     def take_reference(self, problem: Problem) -> None:
         """Time the reference on its own inputs from now on."""
         self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
-        self.inputs = RotatingInputs(problem.make_inputs(WEIGHT_SEED, device=self._device))
+        self.inputs = RotatingInputs(problem.make_inputs(INPUT_SEED, device=self._device))
         self._keep_buffers()
 
     def take_data(self, problem: Problem, name: str, path: str = "") -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FAR_OFFSET", "HEAVY_TAILED", "OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "SPARSE",
     "Distribution", "WeightKind", "draws_all", "fresh_values", "redistributed",
-    "seed_everything", "widened",
+    "seed_everything", "seed_of_inputs", "widened",
 ]  # fmt: skip
 
 Distribution = Literal[
@@ -84,6 +84,16 @@ SPARSE_SHARE = 0.9  # of their numbers are 0
 OUTLIER_SHARE, OUTLIER_FACTOR = 0.01, 10.0  # of trained weights
 HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
 HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
+
+
+def seed_of_inputs(weight_seed: int) -> int:
+    """Return the seed for inputs of a module whose weights were drawn by that one.
+
+    By the same seed, as KernelBench draws both, rows of a uniform weight are the inputs' own
+    numbers: each sample's product with one of them is far larger than all others, which no data of
+    a user are like, and a softmax behind it has gradients of 2^25 times the range.
+    """
+    return weight_seed + 1
 
 
 def seed_everything(seed: int) -> None:

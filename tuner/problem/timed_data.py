@@ -25,6 +25,7 @@ from tuner.problem.draws import (
     SPARSE,
     Distribution,
     WeightKind,
+    seed_of_inputs,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def made_data(
     made = _MADE[name]
     if made.weights is not None:
         problem.randomise(model, seed, made.weights)
-    inputs = problem.make_inputs(seed, distribution=made.inputs, device=device)
+    inputs = problem.make_inputs(seed_of_inputs(seed), distribution=made.inputs, device=device)
     is_drawn = any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in inputs)
     why = "none is of floating-point numbers" if not is_drawn else ""
     if is_drawn and _why_not_finite(problem, model, inputs):
@@ -127,7 +128,7 @@ def made_data(
     if not why:
         return inputs, made.words
     words = made.without_inputs or f"{GIVEN_AS_WELL} ({why})"
-    return problem.make_inputs(seed, device=device), words
+    return problem.make_inputs(seed_of_inputs(seed), device=device), words
 
 
 def _why_not_finite(problem: Problem, model: torch.nn.Module, inputs: Sequence[Any]) -> str:
@@ -197,7 +198,7 @@ def _tensors_of_file(problem: Problem, path: Path, seed: int, device: str) -> li
     import torch
 
     tensors = require_fitting(problem, path)
-    given = problem.make_inputs(seed, device=device)
+    given = problem.make_inputs(seed_of_inputs(seed), device=device)
     with torch.no_grad():
         for place, tensor in tensors.items():
             given[place].copy_(tensor)  # laid out in memory as the reference's own is
