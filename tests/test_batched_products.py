@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulated_products import EmulatedCode, emulated_code
+from test_converted_products import assert_as_exact
 from test_half_products import made_of
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
@@ -26,18 +27,25 @@ TILES = [(256, 32, 1, 8), (256, 64, 1, 8), (192, 32, 1, 0), (128, 64, 2, 1)]
 SHAPES = [(1, 1, 130, 200, 328), (3, 3, 70, 40, 80), (3, 1, 40, 140, 24), (1, 2, 150, 30, 136)]
 
 
-def halves_of(x: torch.Tensor, padded: int) -> tuple[torch.Tensor, ...]:
+def halves_of(x: torch.Tensor, padded: int, low_times: int = 2048) -> tuple[torch.Tensor, ...]:
     """High and low halves of rows, each beside the other, and what brings a row back."""
     rows = x.reshape(-1, x.shape[-1])
     unit = 2.0 ** (rows.abs().amax(1).clamp(min=1e-30).log2().floor() - 12)
     values = torch.zeros(len(rows), padded)
     values[:, : rows.shape[1]] = rows / unit[:, None]
     high = values.half()
-    return torch.cat([high, (values - high.float()).half()], 1).contiguous(), unit
+    low = ((values - high.float()) * low_times).half()
+    return torch.cat([high, low], 1).contiguous(), unit
 
 
 def product(
-    tile, x: torch.Tensor, weight: torch.Tensor, seed: int = 0, code: EmulatedCode | None = None
+    tile,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    seed: int = 0,
+    code: EmulatedCode | None = None,
+    *,
+    has_more: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x weight^T and more for each batch by the emulation of a tile's kernels; and the more."""
     code = code or emulated_code(tile, "split")
@@ -46,18 +54,18 @@ def product(
     batches, rows, columns = max(len(x), len(weight)), x.shape[1], weight.shape[1]
     padded = -(-x.shape[2] // 16) * 16
     (of_x, x_unit), (of_weight, unit) = halves_of(x, padded), halves_of(weight, padded)
-    mean = torch.linspace(-4096, 4096, len(x_unit))
+    mean = torch.linspace(-4096, 4096, len(x_unit)) * has_more
     sums = torch.linspace(-4096, 4096, len(unit))
     out = torch.full((batches, rows, columns), float("nan"))
     code(
         *(function, of_x, of_x[:, padded:], of_weight, of_weight[:, padded:]),
-        *(x_unit, mean, unit, sums, torch.full((columns,), 0.25), out),
+        *(x_unit, mean, unit, sums, torch.full((columns,), 0.25 * has_more), out),
         *(rows, columns, padded, len(x), len(weight)),
     )
     by_means = (mean * x_unit).double().view(*x.shape[:2], 1) * (sums * unit).view(
         len(weight), 1, -1
     )
-    return out.double(), by_means + 0.25
+    return out.double(), by_means + 0.25 * has_more
 
 
 @needs_gxx
@@ -71,6 +79,19 @@ def test_every_number_is_of_its_own_batch(tile, shape):
     exact = x.double() @ weight.double().mT
     found, more = product(tile, x, weight, rows)
     torch.testing.assert_close(found - more, exact, rtol=1e-6, atol=1e-4)
+
+
+@needs_gxx
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_what_is_small_beside_the_largest_of_its_row_is_not_lost(tile):
+    """As a softmax's gradients: where the large one meets a 0, what is left is of small ones."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(1, n, 192, generator=generator) for n in (130, 140))
+    x *= 2.0**-24
+    x[:, :, 3], weight[:, :, 3] = 1.0, 0.0
+    found, _ = product(tile, x, weight, has_more=False)
+    (exact,) = x.double() @ weight.double().mT
+    assert_as_exact(found[0].float(), (x @ weight.mT)[0], exact)
 
 
 @needs_gxx
@@ -118,7 +139,7 @@ def turned_product(
     pieces = -(-terms // depth)
     parts = torch.nn.functional.pad(x, (0, pieces * depth - terms)).unflatten(2, (pieces, depth))
     padded = -(-depth // 16) * 16
-    of_x, x_unit = halves_of(parts.transpose(1, 2).reshape(-1, rows, depth), padded)
+    of_x, x_unit = halves_of(parts.transpose(1, 2).reshape(-1, rows, depth), padded, 1)
     of_x = of_x.view(-1, 2, padded)
     is_odd = (~x.isfinite()).any(-1).view(-1) if cut is None else torch.zeros(len(x_unit)) > 0
     x_unit[is_odd] = float("nan")

@@ -3,7 +3,12 @@
 # Of a row the largest magnitude and the sum are found first, and then its halves. Rows whose
 # numbers lie together are one program's each, or a few rows are; of others, where numbers of
 # several rows lie together, a program has a piece of 64 rows, which is read twice. What the pieces
-# of a row have found is put together by those that read it next.
+# of a row have found is put together by those that read it next. Low halves may be held times
+# `low_times`, as in LOW_TIMES: what is a millionth of its row's largest number, as a softmax's
+# gradients are, keeps as many bits as the largest then.
+
+
+LOW_TIMES = 2048
 
 
 @triton.jit
@@ -27,19 +32,22 @@ def product_rows(source, rows, columns, num_rows, num_columns, row_stride, colum
 
 @triton.jit
 def product_store(
-    values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
+    values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns,
+    LOW_TIMES: tl.constexpr,
 ):
     # Both are halves of a row of twice as many columns. Scaled first: no difference overflows.
-    # Returns how many numbers of each row are below 2^-20 of its largest: their low halves are
-    # of few bits.
+    # Returns how many numbers of each row are below 2^-20 of its largest, 2^-30 with low halves
+    # that are held times 2^11: they have 17 bits left, or fewer.
     values = values * factor[:, None]
-    lost = tl.sum(((tl.abs(values) < 2.0**-8) & (values != 0)).to(tl.int32), axis=1)
+    least: tl.constexpr = 2.0**-8 if LOW_TIMES == 1 else 2.0**-18
+    lost = tl.sum(((tl.abs(values) < least) & (values != 0)).to(tl.int32), axis=1)
     values = tl.where((columns < num_columns)[None, :], values - mean[:, None], 0)
     main = values.to(tl.float16)
     place = rows.to(tl.int64)[:, None] * (2 * padded_columns) + columns[None, :]
     inside = (rows < num_rows)[:, None] & (columns < padded_columns)[None, :]
     tl.store(high + place, main, mask=inside)
-    tl.store(low + place, (values - main.to(tl.float32)).to(tl.float16), mask=inside)
+    rest = (values - main.to(tl.float32)) * LOW_TIMES
+    tl.store(low + place, rest.to(tl.float16), mask=inside)
     return lost
 
 
@@ -117,6 +125,7 @@ def product_split_kernel(
     batch_stride, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr,
     IS_ONE_BLOCK: tl.constexpr, LOSES_MEAN: tl.constexpr, PIECES: tl.constexpr,
+    LOW_TIMES: tl.constexpr,
 ):
     batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, PIECES > 1)
     rows = first_row + tl.arange(0, ROWS)
@@ -160,7 +169,8 @@ def product_split_kernel(
     low += batch.to(tl.int64) * num_rows * 2 * padded_columns
     if IS_ONE_BLOCK:
         lost = product_store(
-            values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
+            values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns,
+            LOW_TIMES,
         )
     else:
         lost = tl.zeros([ROWS], dtype=tl.int32)
@@ -171,7 +181,7 @@ def product_split_kernel(
             )
             lost += product_store(
                 values, mean, factor, high, low, rows, first + columns, num_rows, num_columns,
-                padded_columns,
+                padded_columns, LOW_TIMES,
             )
     if PIECES > 1:
         place = (batch * num_pieces + piece).to(tl.int64) * num_rows + rows
@@ -215,7 +225,9 @@ def product_units_kernel(
 PROGRAMS = 1024  # that keep the multiprocessors of a large GPU busy
 
 
-def product_split(source, padded_columns, is_x, odd, loses_mean=True, cut=None):
+def product_split(
+    source, padded_columns, is_x, odd, loses_mean=True, cut=None, low_times=LOW_TIMES
+):
     # The halves of [batches, rows, columns], or of a matrix. Low and high parts of x, high and low
     # ones of the weight: one product of such rows makes both of the small products. Where columns
     # are `cut`, each piece of a matrix's is a batch of as many columns, or of fewer. `odd` is set
@@ -264,7 +276,7 @@ def product_split(source, padded_columns, is_x, odd, loses_mean=True, cut=None):
         source, high, low, unit, beside if is_x else None, None if is_x else beside, odd,
         ranges, totals, counts, num_rows, num_columns, all_columns, padded_columns, piece, pieces,
         *strides, IS_ONE_BLOCK=is_one_block, LOSES_MEAN=is_x and loses_mean,
-        PIECES=at_once, **sizes,
+        PIECES=at_once, LOW_TIMES=low_times, **sizes,
     )
     if pieces > 1:
         product_units_kernel[(ceil_div(all_rows, 256),)](

@@ -118,7 +118,9 @@ def product_by_wgmma(
     odd = torch.zeros(1, dtype=torch.int32, device=x.device)
     # A weight's gradient is a sum over samples, and behind a normalisation those of large numbers
     # have small gradients: less the mean of others these would have its error, times those numbers.
-    x_halves, x_high, x_unit, x_mean = product_split(x, padded, True, odd, not x_turned, cut)
+    x_halves, x_high, x_unit, x_mean = product_split(
+        x, padded, True, odd, not x_turned, cut, 1 if converts else LOW_TIMES
+    )
     x_low = x_halves[:, :padded]
     made, own, more, added = out, function, given, bias
     if cut:

@@ -1,11 +1,11 @@
 // A product of float32 rows from float16 halves of both operands (sm_90a):
 //
-//   out = ((low high^T + high low^T + high high^T) + x_mean w_sum^T) * x_unit * w_unit + bias
+//   out = ((low high^T + high low^T) / 2048 + high high^T + x_mean w_sum^T) * x_unit * w_unit + bias
 //
-// Tensor cores truncate what they add up. So each accumulator serves 64 columns, the small
-// products of each stage first, and is then added to float32 sums in registers. A tile with more
-// columns than one instruction's is computed in parts, one after the other from the same stages:
-// all of its sums are held, but one part's accumulator alone.
+// Low halves are held times 2048. Tensor cores truncate what they add up. So each accumulator
+// serves 64 columns, the small products first, and is then added to float32 sums in registers. A
+// tile with more columns than one instruction's is computed in parts, one after the other from the
+// same stages: all of its sums are held, but one part's accumulator alone.
 //
 // There may be several such products, of batches: rows of an operand's halves are those of its
 // batches, one after the other, and no tile has results of two.
@@ -29,6 +29,7 @@ constexpr int kParts = kBlockN / wgmma_products::kColumns;
 constexpr int kPromoteK = 64;
 constexpr int kPromoteStages = kPromoteK / kBlockK;
 constexpr int kSums = wgmma_products::kSums;
+constexpr float kLowUnit = 1.0f / 2048;  // of low halves: LOW_TIMES of triton_halves.py
 static_assert(kBlockN % wgmma_products::kColumns == 0, "whole parts");
 static_assert(kPromoteStages * kBlockK == kPromoteK, "a promotion ends with a stage");
 static_assert(kParts == 1 || kPromoteStages < kStages, "stages of a promotion lie there together");
@@ -131,33 +132,40 @@ __device__ __forceinline__ void multiply_halves(float (&sums)[kSums], unsigned x
   }
 }
 
-// Sums of part kPart of a tile's columns over `count` stages from `at` on. The first part waits for
-// these stages, and the last one gives them back.
-template <int kPart>
+// Sums of part kPart of a tile's columns over `count` stages from `at` on: of the small products,
+// or those of high halves on top of these. The first ones wait for these stages, and the last ones
+// give them back.
+template <int kPart, bool kSmall>
 __device__ __forceinline__ void multiply_part(float (&sums)[kSums], const Pipeline& pipeline,
                                               Ring& at, int first_row, int count) {
+  constexpr bool kIsLast = kPart == kParts - 1 && !kSmall;
   int last = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     const unsigned stage = pipeline.stages + at.stage * kStageBytes;
     const unsigned x_rows = stage + first_row * kRowBytes;
     const unsigned w_rows = stage + 2 * kXBytes + kPart * wgmma_products::kColumns * kRowBytes;
-    if constexpr (kPart == 0) wgmma_pipeline::wait(pipeline.full + 8 * at.stage, at.parity);
+    if constexpr (kPart == 0 && kSmall) {
+      wgmma_pipeline::wait(pipeline.full + 8 * at.stage, at.parity);
+    }
     wgmma_products::pin(sums);
     wgmma_products::begin();
-    multiply_halves<1, 0>(sums, x_rows, w_rows, i > 0);
-    multiply_halves<0, 1>(sums, x_rows, w_rows, 1);
-    multiply_halves<0, 0>(sums, x_rows, w_rows, 1);
+    if constexpr (kSmall) {
+      multiply_halves<1, 0>(sums, x_rows, w_rows, i > 0);
+      multiply_halves<0, 1>(sums, x_rows, w_rows, 1);
+    } else {
+      multiply_halves<0, 0>(sums, x_rows, w_rows, 1);
+    }
     wgmma_products::commit();
     wgmma_products::pin(sums);
     wgmma_products::wait<1>();
-    if (kPart == kParts - 1 && i > 0) release(pipeline, last);
+    if (kIsLast && i > 0) release(pipeline, last);
     last = at.stage;
     at.advance();
   }
   wgmma_products::wait<0>();
   wgmma_products::pin(sums);
-  if constexpr (kPart == kParts - 1) release(pipeline, last);
+  if constexpr (kIsLast) release(pipeline, last);
 }
 
 // All parts of a tile over a chunk of stages, in `sums`, which is added to `totals` after each part.
@@ -166,7 +174,11 @@ __device__ __forceinline__ void multiply_chunk(float (&totals)[kParts][kSums],
                                                float (&sums)[kSums], const Pipeline& pipeline,
                                                Ring& ring, int first_row, int count) {
   Ring at = ring;
-  multiply_part<kPart>(sums, pipeline, at, first_row, count);
+  multiply_part<kPart, true>(sums, pipeline, at, first_row, count);
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sums[i] *= kLowUnit;
+  at = ring;
+  multiply_part<kPart, false>(sums, pipeline, at, first_row, count);
 #pragma unroll
   for (int i = 0; i < kSums; ++i) totals[kPart][i] += sums[i];
   // Added now: a second accumulator for the next part would not fit in registers.
