@@ -561,6 +561,34 @@ def test_results_are_detached_in_place(name, tmp_path):
     assert y.requires_grad and not y.detach_().requires_grad
 
 
+@pytest.mark.parametrize("name", ["rms_norm_gate", "linear_relu_linear", "cross_entropy"])
+def test_results_without_gradients_and_gradients_are_no_views(name, tmp_path):
+    """A trained token is written into frozen features, a loss is added up, both are detached."""
+    taken = Taken(tmp_path, name)
+    inputs = taken.inputs(1)
+    with torch.no_grad():
+        found = [*answers(taken.mine(*inputs))]
+    leaves = leaves_of(inputs)
+    made = answers(taken.mine(*leaves))[0]
+    found += torch.autograd.grad(made.sum(), [x for x in leaves if x.requires_grad])
+    assert taken.num_calls == 1
+    for y in found:
+        assert not y._is_view()
+        y *= torch.ones((), requires_grad=True)
+        assert y.requires_grad
+        y.detach_()
+
+
+def test_a_module_from_before_its_file_was_loaded_once_more_is_called_as_ever(gate, monkeypatch):
+    """As `importlib.reload` leaves it: what its functions name is new, its class is not."""
+    x, g = gate.problem.make_inputs(1)
+    before = gate.mine(x, g)
+    again = type("ModelNew", (gate.module["Model"],), {})
+    monkeypatch.setitem(gate.module, "ModelNew", again)
+    gate.module["_KNOWN"].clear()
+    torch.testing.assert_close(gate.mine(x, g), before)
+
+
 def test_frozen_parts_and_edited_results_are_as_in_pytorch(gate):
     inputs = gate.problem.make_inputs(1)
     for place in range(3):

@@ -6,7 +6,9 @@ One small run serves most tests; its operator is that of `benchmarks.kills`.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Said, tune, tune_until
+from test_fleet import wait_for
 
 from benchmarks.kills import (
     CONFIG,
@@ -483,6 +486,29 @@ def test_a_build_lock_that_a_killed_compiler_left_does_not_block_for_ever(tmp_pa
     modules.free_build_lock(file)
     assert not lock.exists()
     assert compiler.wait() == 0 and time.monotonic() - started_s > 0.9  # it was waited for
+
+
+def test_an_import_that_was_killed_while_it_compiled_keeps_no_later_one_waiting(tmp_path):
+    """PyTorch's own lock is a file, which nobody removes then."""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\ntouch $BEGUN\nsleep 600\n")
+    slow.chmod(0o755)
+    build = (
+        "from tuner.export.registration import built_alone\n"
+        "built_alone(name='tuner_0123abcd', cpp_sources=['int one() { return 1; }'])\n"
+        "print('imported')"
+    )
+    begun = tmp_path / "begun"
+    env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "BEGUN": str(begun)}
+    command = [sys.executable, "-c", build]
+    killed = subprocess.Popen(command, env={**env, "CXX": str(slow)}, start_new_session=True)
+    wait_for(begun.exists)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert (tmp_path / "tuner_0123abcd" / "lock").exists()
+    said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert "imported" in said.stdout, said.stderr
+    assert not (tmp_path / "tuner_0123abcd" / "lock").exists()
 
 
 def test_ctrl_c_in_the_verification_ends_with_what_was_accepted(verified, tmp_path):

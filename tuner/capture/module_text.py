@@ -91,12 +91,18 @@ def spread_by(graph: Graph, name: str) -> list[Node]:
     return steps if math.prod(value.shape) != math.prod(graph.value(name).shape) else []
 
 
-def result_of(graph: Graph, name: str, source: str) -> str:
-    """Return a result in its own shape."""
+def result_of(graph: Graph, name: str, source: str, *, is_own: bool = False) -> str:
+    """Return a result in its own shape.
+
+    What `is_own` is no view of what a kernel made, unless views expand it: without gradients, too,
+    a user may write trained numbers into it, or detach it in place.
+    """
     steps = spread_by(graph, name)
     value = graph.value(steps[0].refs[0] if steps else name)
     as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
     shape = f"({', '.join(map(str, value.shape))},)" if value.shape else "()"
+    if is_own and not steps:
+        return f"torch.ops.aten._unsafe_view.default({source}{as_bool}, {shape})"
     return f"{source}{as_bool}.view({shape}){''.join(map(view_of, steps))}"
 
 
@@ -175,7 +181,7 @@ def model_new(
     whole = made_whole(graph, stages)
     for name, given, is_whole in zip(stages.outputs, graph.outputs, whole, strict=True):
         source = f"made[{written.index(name)}]"
-        results.append(source if is_whole else result_of(graph, given, source))
+        results.append(source if is_whole else result_of(graph, given, source, is_own=True))
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
     buffers = [state_text(b) + ".data" * (b in graph.unmarked) for b in stages.updates]

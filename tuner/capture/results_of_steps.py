@@ -64,10 +64,7 @@ def results_text(
         name = of.outputs[place]
         if whole[place]:
             return source
-        if place in numbers and not shared[place]:
-            shape = result_of(of, name, "").removeprefix(".view(").removesuffix(")")
-            return f"torch.ops.aten._unsafe_view.default({source}, {shape})"
-        return result_of(of, name, source)
+        return result_of(of, name, source, is_own=place in numbers and not shared[place])
 
     lines = []
     for number in in_turn(joint):

@@ -172,7 +172,7 @@ def _backward_text(
         def gradient(name: str) -> str:
             is_coming = viewed(asked, name).name == each.of.incoming
             source = coming if is_coming else made[name]
-            return source if name in done else result_of(asked, name, source)
+            return source if name in done else result_of(asked, name, source, is_own=not is_coming)
 
         found = [each.of.gradient_of.get(name) for name in leaves] + [*each.of.of_sources]
         texts = [

@@ -86,8 +86,10 @@ def leaves_parts(kind):
     if is_known is None:
         own = ModelNew.__mro__[: ModelNew.__mro__.index(nn.Module)]
         own = {{name for each in own for name in vars(each) if name[:2] != "__"}} - {{"forward"}}
-        more = kind.__mro__[: kind.__mro__.index(ModelNew)]
-        is_known = _KINDS[kind] = all(own.isdisjoint(vars(each)) for each in more)
+        # A class from before the file was loaded once more is none that is derived from ours.
+        is_derived = ModelNew in kind.__mro__
+        more = kind.__mro__[: kind.__mro__.index(ModelNew)] if is_derived else ()
+        is_known = _KINDS[kind] = is_derived and all(own.isdisjoint(vars(each)) for each in more)
     return is_known
 
 

@@ -16,7 +16,7 @@ from tuner.capture.rows_text import with_rows
 from tuner.capture.settings import made_from
 from tuner.errors import TemplateError
 from tuner.export.python_operators import operator_of, python_binding, python_calls, work_of
-from tuner.export.registration import cpp_binding, schema
+from tuner.export.registration import built_alone, cpp_binding, schema
 from tuner.export.several import KEPT_TEXTS, Dispatch, apart, dispatch_text, named_in
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
@@ -228,7 +228,7 @@ def _compiled(candidate: Candidate, namespace: str, flags: Sequence[str]) -> str
     else:
         extra += '\n        extra_ldflags=["-fopenmp"],'
     return f'''\
-from torch.utils.cpp_extension import load_inline
+from typing import Any
 
 SOURCE = r"""
 {candidate.source.strip()}
@@ -238,16 +238,16 @@ BINDING = r"""
 {binding.strip()}
 """
 
+
+{inspect.getsource(built_alone).rstrip()}
+
+
 IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}")
 if IS_FIRST_IMPORT:
-    # Fewer headers where this PyTorch can do without them: half the time to compile.
-    lean = "no_implicit_headers" in inspect.signature(load_inline).parameters
-    load_inline(
+    built_alone(
         name="{namespace}",
         {sources}
         {extra}
-        is_python_module=False,
-        **({{"no_implicit_headers": True}} if lean else {{}}),
     )
 
 {_fakes(candidate, namespace)}'''

@@ -7,6 +7,9 @@ one device, fresh outputs and workspace from PyTorch's allocator, everything on 
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from tuner.kernel.operands import as_cpp
 from tuner.kernel.python_calls import given, tensor_names
 from tuner.machine.platforms import platform_of
@@ -15,7 +18,7 @@ from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
 from tuner.trial import Language
 
-__all__ = ["cpp_binding", "has_channels_last", "schema"]
+__all__ = ["built_alone", "cpp_binding", "has_channels_last", "schema"]
 
 _AT_TYPE = {
     "float32": "at::kFloat",
@@ -26,6 +29,31 @@ _AT_TYPE = {
     "int64": "at::kLong",
     "uint8": "at::kByte",
 }
+
+
+def built_alone(name: str, **options: Any) -> None:
+    """Build an extension and load it, while no other process that imports the file does.
+
+    PyTorch's own lock is a file, which a process that is killed leaves: every later import waits
+    for it, for ever. This one ends with its process, and who has it removes such a file. Exported
+    files hold this function's text.
+    """
+    import fcntl
+    import os
+
+    from torch.utils import cpp_extension
+
+    folder = cpp_extension._get_build_directory(name, verbose=False)
+    with open(os.path.join(folder, "owner"), "w") as owner:
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            os.remove(os.path.join(folder, "lock"))
+        except OSError:  # there is none, or a file system without locks
+            pass
+        # Fewer headers where this PyTorch can do without them: half the time to compile.
+        if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
+            options["no_implicit_headers"] = True
+        cpp_extension.load_inline(name, is_python_module=False, **options)
 
 
 def schema(plan: Plan) -> str:
