@@ -506,7 +506,9 @@ def test_an_import_that_was_killed_while_it_compiled_keeps_no_later_one_waiting(
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     assert (tmp_path / "tuner_0123abcd" / "lock").exists()
-    said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    said = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=100, check=False
+    )
     assert "imported" in said.stdout, said.stderr
     assert not (tmp_path / "tuner_0123abcd" / "lock").exists()
 

@@ -38,6 +38,7 @@ def built_alone(name: str, **options: Any) -> None:
     for it, for ever. This one ends with its process, and who has it removes such a file. Exported
     files hold this function's text.
     """
+    import contextlib
     import fcntl
     import os
 
@@ -45,11 +46,9 @@ def built_alone(name: str, **options: Any) -> None:
 
     folder = cpp_extension._get_build_directory(name, verbose=False)
     with open(os.path.join(folder, "owner"), "w") as owner:
-        try:
+        with contextlib.suppress(OSError):  # there is none, or a file system without locks
             fcntl.flock(owner, fcntl.LOCK_EX)
             os.remove(os.path.join(folder, "lock"))
-        except OSError:  # there is none, or a file system without locks
-            pass
         # Fewer headers where this PyTorch can do without them: half the time to compile.
         if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
             options["no_implicit_headers"] = True
