@@ -210,7 +210,7 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
     ),
     "no run to resume": (
         lambda d: ["--resume", d.path],
-        3,
+        2,
         ["not a run directory (no config.yaml, no environment.json)"],
     ),
     "another seed for a run": (
@@ -255,14 +255,46 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
         2,
         ["No such option: --trails", "--trials"],
     ),
+    "a list in place of a config": (
+        lambda d: [d.yaml("c", "problems: [a.py]\n")[-1]],
+        2,
+        ["c.yaml:1: problems: "],
+    ),
+    "two modules at once": (
+        lambda d: [d.file("a.py", ""), d.file("b.py", "")],
+        2,
+        ["expected one file, got ", "next: tune campaign FOLDER"],
+    ),
+    "inputs that are none": (
+        lambda d: [
+            d.file("none.py", REFERENCE.replace("return [torch", "return None and [torch"))
+        ],
+        2,
+        ["none.py: get_inputs() returned NoneType; expected a list", "next: return the arguments"],
+    ),
+    "inputs that no memory holds": (
+        lambda d: [d.file("huge.py", REFERENCE.replace("rows = 64", "rows = 2**40"))],
+        2,
+        ["get_inputs(): the inputs take 409600.0 GiB, more than this machine has memory for"],
+    ),
+    "a strange effort for a module": (
+        lambda d: [d.file("m.py", REFERENCE), "--effort", "fast"],
+        2,
+        ["--effort: expected 'quick', 'normal' or 'thorough', got 'fast'"],
+    ),
+    "an unknown sampler for a module": (
+        lambda d: [d.file("m.py", REFERENCE), "--sampler", "tep"],
+        2,
+        ["--sampler: unknown sampler 'tep'"],
+    ),
     "an unknown command": (lambda d: ["tunes"], 2, ["No such command 'tunes'"]),
     "a file in place of the runs' folder": (
         lambda d: [*d.config("c"), "--runs-dir", d.file("taken", "")],
         3,
         ["taken: file exists", "next: "],
     ),
-    "an export of no run": (lambda d: ["export", d.path], 3, ["not a run directory"]),
-    "a report of no run": (lambda d: ["report", d.path], 3, ["not a run directory"]),
+    "an export of no run": (lambda d: ["export", d.path], 2, ["not a run directory"]),
+    "a report of no run": (lambda d: ["report", d.path], 2, ["not a run directory"]),
     "a verify of no file": (
         lambda d: ["verify", d.path / "a.py", "--reference", d.file("r.py", REFERENCE)],
         2,

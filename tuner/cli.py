@@ -111,6 +111,7 @@ def tune(
     from tuner import tuning
     from tuner.config.quantities import absolute_workloads
     from tuner.config.run_config import load_config
+    from tuner.planning import require_overrides
 
     with input_errors("--workloads"):
         data = workloads and absolute_workloads(workloads)
@@ -120,6 +121,8 @@ def tune(
         "workloads": data,
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
+    if module is not None:
+        require_overrides({k: v for k, v in given.items() if k != "batch"})
     with watching(is_json=json) as first:
         if module is not None:
             config = tuning.derive_operator(module, first, mode=mode, **chosen).config
@@ -295,6 +298,8 @@ def dashboard(
 
     def ready(address: str) -> None:
         out.print(f"runs of {folder}; open (only you: the address holds the key)", markup=False)
+        if not folder.is_dir():
+            out.print("  there is no such folder yet: its runs are shown as they begin")
         out.print(f"  {address}\nCtrl-C ends it", markup=False)
 
     stopped = serve(folder, configs=configs, port=port, on_ready=ready)
@@ -313,6 +318,13 @@ def doctor(json: options.JsonOption = False) -> None:
     raise typer.Exit(0 if all(finding.is_ok for finding in needed) else 3)
 
 
+def _option_for(word: str) -> str:
+    """Return what a word stands behind that names no command: a config, or a module's file."""
+    if word.endswith((".yaml", ".yml")):
+        return "--config"
+    return "--module" if _is_module(word) else ""
+
+
 def _is_module(word: str) -> bool:
     """Whether a word is the name of a module's file; a folder is told that it is none."""
     commands = {
@@ -324,10 +336,16 @@ def _is_module(word: str) -> bool:
 
 def main() -> None:
     """Run the command line; every failure of ours is a message and an exit code."""
-    words = [at for at, word in enumerate(sys.argv) if at and not word.startswith("-")]
-    if words and _is_module(sys.argv[words[0]]) and sys.argv[words[0] - 1][:1] != "-":
-        sys.argv.insert(words[0], "--module")
+    at = next((at for at, word in enumerate(sys.argv) if at and not word.startswith("-")), 0)
+    option = _option_for(sys.argv[at]) if at and sys.argv[at - 1][:1] != "-" else ""
     try:
+        if option and any(map(_option_for, sys.argv[at + 1 : at + 2])):
+            raise InputError(
+                f"expected one file, got {sys.argv[at]} and {sys.argv[at + 1]}\n"
+                "  next: tune campaign FOLDER tunes all modules and configs of a folder"
+            )
+        if option:
+            sys.argv.insert(at, option)
         app(standalone_mode=True)
     except NothingToGainError as error:
         print_nothing(error, is_json="--json" in sys.argv)

@@ -13,6 +13,7 @@
         ├── ToolchainError          no compiler, or one that does not work
         ├── DeviceError             no such device, or it went away
         ├── StorageError            no space, no permission, an unreadable run
+        │   └── NoRunError  exit 2  what was named is none
         ├── RunLockedError          another process works on this run
         └── WorkerError             the child process died or did not answer (see `worker`)
 
@@ -33,6 +34,7 @@ __all__ = [
     "ExpressionError",
     "InputError",
     "MachineError",
+    "NoRunError",
     "NothingCorrectError",
     "NothingToGainError",
     "ProblemError",
@@ -122,6 +124,12 @@ class DeviceError(MachineError):
 
 class StorageError(MachineError):
     """A file of ours cannot be written or read."""
+
+
+class NoRunError(StorageError):
+    """What was named is no run, nor was it ever one."""
+
+    exit_code = 2
 
 
 class RunLockedError(MachineError):

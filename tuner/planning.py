@@ -22,7 +22,7 @@ from tuner.capture.outline import Outline, outline_of
 from tuner.capture.rows_text import ways_in
 from tuner.capture.step_text import without_steps
 from tuner.config.names import check_names, unknown_values
-from tuner.config.run_config import RunConfig
+from tuner.config.run_config import RunConfig, parse_config
 from tuner.errors import (
     ConfigError,
     DeviceError,
@@ -59,6 +59,7 @@ __all__ = [
     "DESCRIBE_S",
     "Planned",
     "plan",
+    "require_overrides",
 ]
 
 MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
@@ -229,6 +230,15 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         config, family, device, is_assumed, sizes, facts, machine, space, defaults, reference,
         screening, warnings, _outline(config, family), num_rows, constraints,
     )  # fmt: skip
+
+
+def require_overrides(overrides: Mapping[str, Value]) -> None:
+    """Refuse wrong settings of a command line, before anything slow is done with a module.
+
+    Raises:
+        ConfigError: as `load_config` and `plan`, whatever the problem is.
+    """
+    _require_sampler(parse_config("problem: {op: any}", Path("tune"), overrides))
 
 
 def _require_sampler(config: RunConfig) -> None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from tuner.by_batch import ByBatch
 from tuner.environment import ENVIRONMENT_NAME, Environment, read_environment
-from tuner.errors import RunLockedError, StorageError
+from tuner.errors import NoRunError, RunLockedError, StorageError
 from tuner.records import recomputed, recomputed_result, set_aside
 from tuner.storage import append_line, read_lines, storage_errors, whole_lines, write_whole
 from tuner.trial import Finalist, Measurement, Result, Trial, from_json, to_json
@@ -259,13 +259,16 @@ def open_run(path: Path) -> Run:
     """Open an existing run directory.
 
     Raises:
-        StorageError: there is none at `path`.
+        NoRunError: there is none at `path`.
+        StorageError: what is there is damaged.
     """
-    missing = [name for name in ("config.yaml", ENVIRONMENT_NAME) if not (path / name).is_file()]
+    names = ("config.yaml", ENVIRONMENT_NAME)
+    missing = [name for name in names if not (path / name).is_file()]
     if missing:
         near = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))[-5:]
         advice = f"runs there: {', '.join(near)}" if near else "next: name a folder of runs/"
-        raise StorageError(f"{path}: not a run directory (no {', no '.join(missing)})\n  {advice}")
+        kind = NoRunError if len(missing) == len(names) else StorageError
+        raise kind(f"{path}: not a run directory (no {', no '.join(missing)})\n  {advice}")
     return Run(path)
 
 

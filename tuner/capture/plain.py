@@ -11,7 +11,22 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["require_plain"]
+__all__ = ["require_list", "require_plain"]
+
+
+def require_list(problem: Problem, function: str, given: Any, taker: str) -> None:
+    """Refuse what a function of the file returned in place of a list of arguments.
+
+    Raises:
+        CaptureError: it is neither a list nor a tuple.
+    """
+    if not isinstance(given, (list, tuple)):
+        kind = type(given).__name__.removeprefix("Fake")  # of tensors, while it is recorded
+        named = ", in order, without their names" if isinstance(given, dict) else ""
+        raise CaptureError(
+            f"{problem.source}: {function}() returned {kind}; expected a list\n"
+            f"  next: return the arguments of {taker} as a list{named}"
+        )
 
 
 def require_plain(problem: Problem, model: torch.nn.Module, given: Sequence[Any]) -> None:

@@ -23,7 +23,7 @@ from tuner.capture.counted import (
     versions_of,
 )
 from tuner.capture.explaining import CONSTRUCTOR, explained
-from tuner.capture.plain import require_plain
+from tuner.capture.plain import require_list, require_plain
 from tuner.capture.recurrent import recurrent_by_shape
 from tuner.capture.returning import Returns, with_bare_tensors
 from tuner.errors import CaptureError
@@ -137,11 +137,12 @@ def fake_module(
         with fake, conversions_of_fakes():
             with explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
-            _require_list(problem, "get_init_inputs", init, "the constructor")
+            require_list(problem, "get_init_inputs", init, "the constructor")
             with explained(problem, CONSTRUCTOR):
                 model, known = constructed(problem, init, fake)
             with explained(problem, "get_inputs()"):
                 given = problem.module.get_inputs()
+            require_list(problem, "get_inputs", given, "forward")
         if not isinstance(model, torch.nn.Module):
             raise CaptureError(
                 f"{problem.source}: Model is no torch.nn.Module; got {type(model).__name__}\n"
@@ -364,20 +365,10 @@ def _normalized(
     return y if bias is None else y + bias.view(shape), x.new_empty(0), x.new_empty(0)
 
 
-def _require_list(problem: Problem, function: str, given: Any, taker: str) -> None:
-    if not isinstance(given, (list, tuple)):
-        named = ", in order, without their names" if isinstance(given, dict) else ""
-        raise CaptureError(
-            f"{problem.source}: {function}() returned {type(given).__name__}; expected a list\n"
-            f"  next: return the arguments of {taker} as a list{named}"
-        )
-
-
 def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tuple[str, ...]:
     """Return the names of forward's arguments that `given` stands for; refuse other kinds."""
     import torch
 
-    _require_list(problem, "get_inputs", given, "forward")
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*given).arguments

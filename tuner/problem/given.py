@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.problem.draws import seed_everything
 
 if TYPE_CHECKING:
@@ -161,7 +161,16 @@ class Given:
             return made if value.is_floating_point() else made.zero_()
 
         resized = self._resized(self.forms(), batch, lambda _: self.forms())
-        return [blank(value) for value in resized]
+        try:
+            return [blank(value) for value in resized]
+        except RuntimeError as error:
+            if not says_no_memory(str(error)):
+                raise
+            raise ProblemError(
+                f"{self._path}: get_inputs(): the inputs take {self.num_bytes() / 2**30:.1f} GiB, "
+                "more than this machine has memory for\n"
+                "  next: give smaller sizes, or tune it on a machine with more memory"
+            ) from None
 
     def _whole(self, seed: int, where: torch.device) -> list[Any]:
         if where.type != "cpu" and self.num_bytes() > KEPT_BYTES:
