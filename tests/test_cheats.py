@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import py_compile
+import re
 import sys
 import textwrap
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -347,3 +349,36 @@ def test_who_has_answered_its_share_takes_the_last_probes_of_another():
     assert {q.probe for q in [*first, *begun]}.isdisjoint(q.probe for q in rest)
     names = [q.probe.name for q in rest]
     assert [names[n] for n in range(0, len(names), 2)] == names[1::2]  # a probe's stay together
+
+
+class Clocked:
+    """Calls of two processes by a clock of their own: how long the contender's take is told."""
+
+    def __init__(self, slow_looks: int) -> None:
+        self.slow_looks = slow_looks
+
+    def burst(self, racer: str, number: int) -> SimpleNamespace:
+        self.slow_looks -= 1
+        return SimpleNamespace(data={"samples_us": [100.0] * number})
+
+    def repeat(self, racer: str, count: int) -> None:
+        is_slow = racer == "contender" and self.slow_looks > 0
+        time.sleep(count * (2e-3 if is_slow else 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("load", "slow_looks", "said"),
+    [
+        (0.0, 2, ""),
+        (0.0, 9, rf"{CLOCKS}, or work that is not waited for$"),
+        (99.0, 9, ""),  # others had the processor, for longer than usual
+        (99.0, 99, rf"{CLOCKS}, or .*; or other programs: load 99\.0 on \d+ cores$"),
+    ],
+)
+def test_a_processor_that_others_want_too_is_given_time(monkeypatch, load, slow_looks, said):
+    for name, value in (("CROSS_CHECKS", 2), ("BUSY_CHECKS", 5), ("BUSY_REST_S", 0.01)):
+        monkeypatch.setattr(second_clock, name, value)
+    monkeypatch.setattr(second_clock.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    clock = second_clock.SecondClock(Clocked(slow_looks), is_gpu=False)
+    refusal = clock.refusal(["baseline", "contender"], [100.0, 100.0], 1, False)
+    assert re.match(said or "$", refusal), refusal
