@@ -116,6 +116,20 @@ def test_several_problems_share_a_device_where_that_is_asked_for(tmp_path):
     assert sorted(ended) == ["a", "b", "c"]
 
 
+def test_a_file_that_ends_its_process_each_time_failed_and_is_tried_by_the_next_call(tmp_path):
+    (tmp_path / "a.py").write_text("import os\nos._exit(7)\n")
+    reported: list[str] = []
+    campaign = Campaign(problems_of(tmp_path), tmp_path / "runs", on_change=reported.append)
+    for _ in range(2):
+        state = campaign.work()["a"]
+        assert state.status == "failed" and "exited with status 7" in state.reason
+        reported.clear()
+        campaign._num_tried.clear()
+    campaign.work()
+    assert reported[0] == "a: begins"
+    assert "failed" in (tmp_path / "runs" / "summary.txt").read_text()
+
+
 def test_each_problem_sees_the_gpus_alone_that_it_is_tuned_on(tmp_path, monkeypatch):
     """A process opens all that it sees; the driver of a host lets one do so at a time."""
     for name in ("a", "b"):

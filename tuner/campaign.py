@@ -184,6 +184,8 @@ class Campaign:
         elif self._num_tried[one.problem.name] < ATTEMPTS:
             self.on_change(f"{one.problem.name}: its process ended with {code}; it goes on")
             return False
+        else:
+            self._end(one, "failed", said or f"its process ended with {code}")
         return True
 
     def _end(self, one: _Process, status: str, reason: str) -> None:

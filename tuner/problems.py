@@ -26,8 +26,9 @@ __all__ = ["Ended", "Problem", "State", "append_ended", "problems_of", "states_o
 
 ENDED_NAME = "ended.jsonl"
 Status = Literal[
-    "waiting", "begun", "done", "nothing to gain", "nothing correct", "refused", "no file in time"
-]
+    "waiting", "begun", "done", "nothing to gain", "nothing correct", "refused", "no file in time",
+    "failed",
+]  # fmt: skip
 KINDS = {".py": "--module", ".yaml": "--config", ".yml": "--config"}
 
 
@@ -69,7 +70,8 @@ class State:
     """What a problem is at.
 
     Attributes:
-        status: `begun` where there is a run without a result.
+        status: `begun` where there is a run without a result, `failed` where its process ended
+            again and again: another call tries it once more.
         run: the run, None where there is none.
         speedup: of the exported file; 1 where that holds PyTorch's own modules.
         reason: in words, where there is no result.
