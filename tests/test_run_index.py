@@ -13,10 +13,21 @@ from pathlib import Path
 
 import pytest
 from command_line import tune
-from made_runs import BASELINE_US, append, facts, made_run, raced_result, result, trial, trials
+from made_runs import (
+    BASELINE_US,
+    accepted,
+    append,
+    facts,
+    made_run,
+    raced_result,
+    result,
+    trial,
+    trials,
+)  # fmt: skip
 
 from tuner.capture.outline import MODULE_FILE, Outline
 from tuner.errors import InputError
+from tuner.evaluate.race import Race, finalist
 from tuner.review.gain import Gain, ModuleRecord
 from tuner.review.listing import age_words
 from tuner.review.notes import Note, note_of, write_note
@@ -272,6 +283,21 @@ def test_a_result_without_its_trials_is_said(tmp_path):
     assert shown.problem == "its trials are gone: trials.jsonl is missing or empty"
     texts = [advice.text for advice in summary_of(RunData.of(run)).warnings]
     assert "there is a result, but no trial: trials.jsonl is missing or empty" in texts
+
+
+def test_a_speedup_that_is_not_distinguished_from_one_is_listed_as_that(tmp_path):
+    """Else a ratio of processes that scatter reads like a gain."""
+    made = trials(3)
+    made_run(tmp_path, made, raced_result(made, 2.0))
+    bursts = [[[1500.0, 1501.0, 1502.0]] * 3 for _ in range(3)]
+    baseline = [[[us * f for us in b] for b in rounds] for f, rounds in zip((0.6, 2, 4), bursts, strict=False)]
+    scattered = finalist(made[0].number, accepted(), Race([baseline, bursts]), 1)
+    made_run(tmp_path, made, replace(raced_result(made, 2.0), exported=scattered))
+    sure, open_ = sorted((run.doubt for run in RunIndex(tmp_path).runs()), key=len)
+    assert sure == "" and open_.startswith("not distinguished from PyTorch: another process would")
+    said = tune("runs", tmp_path, cwd=tmp_path).out
+    assert " (1.687x)" in said and " 2.00x" in said
+    assert "not distinguished from PyTorch" in " ".join(said.split())
 
 
 def test_a_run_without_its_config_is_listed_and_says_so_and_a_command_names_what_is_missing(

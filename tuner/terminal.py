@@ -240,7 +240,10 @@ def print_points(rechecked: Rechecked) -> None:
 
 
 def print_runs(runs: Sequence[Shown], folder: Path) -> None:
-    """Print a list of runs at 80 columns; a speed-up after ~ was not verified."""
+    """Print a list of runs at 80 columns.
+
+    A speed-up after ~ was not verified; one in brackets is not distinguished from PyTorch's.
+    """
     if not runs:
         out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
         return
@@ -251,10 +254,12 @@ def print_runs(runs: Sequence[Shown], folder: Path) -> None:
     for run in runs:
         speed = ratio_words(run.speedup) if run.speedup else NONE
         speed = speed if run.is_verified or not run.speedup else f"~{speed}"
+        speed = f"({speed})" if run.doubt else speed
         head = f"{run.state:<10} {speed:>8} {run.num_trials:>6} {age_words(run.age_s):>7}  "
         fits = len(head) + len(run.name) <= COLUMNS
         out.print(f"{head}{run.name}" if fits else f"{head.rstrip()}\n  {run.name}", markup=False)
         about = [run.title, run.sizes, run.accuracy, run.caveat and f"but {run.caveat}"]
+        about.append(run.doubt)
         for words in ("; ".join(filter(None, about)), run.problem, run.note):
             for line in wrap(one_line(words, 4 * COLUMNS), COLUMNS - 2, max_lines=3):
                 out.print(f"  {line}", markup=False)

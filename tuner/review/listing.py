@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from tuner.environment import Environment
-from tuner.review.formatting import sizes_words
+from tuner.review.formatting import ratio_words, sizes_words
 from tuner.review.notes import Note
 from tuner.review.workloads import (
     Tone,
@@ -78,6 +78,16 @@ class Shown:
     problem: str = ""
     note: str = ""
     tags: tuple[str, ...] = ()
+
+    @property
+    def doubt(self) -> str:
+        """Say what a verified speed-up is worth whose interval holds 1; empty of others."""
+        if not self.is_verified or (self.low or 0.0) > 1.0 or (self.high or math.inf) < 1.0:
+            return ""
+        if self.low is None or self.high is None:
+            return "not distinguished from PyTorch"
+        ends = f"{ratio_words(self.low)} to {ratio_words(self.high)}"
+        return f"not distinguished from PyTorch: another process would find {ends}"
 
 
 @dataclass(slots=True)
