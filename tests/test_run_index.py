@@ -290,7 +290,10 @@ def test_a_speedup_that_is_not_distinguished_from_one_is_listed_as_that(tmp_path
     made = trials(3)
     made_run(tmp_path, made, raced_result(made, 2.0))
     bursts = [[[1500.0, 1501.0, 1502.0]] * 3 for _ in range(3)]
-    baseline = [[[us * f for us in b] for b in rounds] for f, rounds in zip((0.6, 2, 4), bursts, strict=False)]
+    baseline = [
+        [[us * f for us in b] for b in rounds]
+        for f, rounds in zip((0.6, 2, 4), bursts, strict=False)
+    ]
     scattered = finalist(made[0].number, accepted(), Race([baseline, bursts]), 1)
     made_run(tmp_path, made, replace(raced_result(made, 2.0), exported=scattered))
     sure, open_ = sorted((run.doubt for run in RunIndex(tmp_path).runs()), key=len)

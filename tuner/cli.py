@@ -29,6 +29,7 @@ from tuner.errors import (
     input_errors,
 )
 from tuner.machine.host import has_many_cores
+from tuner.machine.platforms import see_first_gpu
 from tuner.terminal import (
     INTERRUPTED,
     Interrupted,
@@ -122,6 +123,8 @@ def tune(
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     if module is not None:
+        if devices is None and cluster is None and device in (None, "auto", "cuda", "cuda:0"):
+            see_first_gpu()
         require_overrides({k: v for k, v in given.items() if k != "batch"})
     with watching(is_json=json) as first:
         if module is not None:

@@ -8,6 +8,7 @@ asks the record. What a further kind needs besides: a description (`device`) and
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = [
     "Platform",
     "is_gpu",
     "platform_of",
+    "see_first_gpu",
     "visible_as",
 ]
 
@@ -147,3 +149,12 @@ def visible_as(names: Sequence[str], env: Mapping[str, str]) -> str:
     mine = [each.strip() for each in env.get(VISIBLE, "").split(",") if each.strip()]
     numbers = [int(name.partition(":")[2] or 0) for name in names]
     return ",".join(mine[n] if n < len(mine) else str(n) for n in numbers)
+
+
+def see_first_gpu() -> None:
+    """Let processes that are started from now on see the first GPU alone, which keeps its name.
+
+    To start CUDA takes five times as long where it sees four GPUs.
+    """
+    if not any(name.startswith(("HIP_", "ROCR_")) for name in os.environ):
+        os.environ[VISIBLE] = visible_as(["cuda:0"], os.environ)
