@@ -69,6 +69,16 @@ def test_less_time_makes_it_smaller_in_the_stated_order(tmp_path):
         assert sample == 1.0 or process == MIN_PROCESSES
 
 
+def test_what_takes_longer_than_the_time_asked_for_is_said_with_how_much(tmp_path):
+    before = schedule(tmp_path, effort="quick", time="20s")
+    assert "more than the time asked for" not in before.fitted(600.0).words
+    found = before.fitted(20.0)
+    late_s = found.search_s + found.verification_s + 3.0 - 20.0
+    assert f": {late_s:.0f} s more than the time asked for, since no check is" in found.words
+    assert "more than the time" in found.fitted(5.0, is_searched=True).words
+    assert "more than the time" not in schedule(tmp_path).words  # without one
+
+
 def test_after_the_search_all_that_is_left_is_for_the_verification(tmp_path):
     before = schedule(tmp_path, time="3m")
     found = before.fitted(before.verification_s + 4.0, is_searched=True)

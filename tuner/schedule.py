@@ -68,6 +68,7 @@ class Schedule:
 
     `search_s` is the search's time (None: as the config's `search.timeout` says); `time_s` what
     was asked for in all, None without a limit. `reductions` say what was made smaller, and why.
+    What does not fit then takes longer than was asked for, and says so.
     """
 
     effort: str
@@ -78,6 +79,7 @@ class Schedule:
     search_s: float
     time_s: float | None = None
     reductions: tuple[str, ...] = ()
+    left_s: float | None = None  # of that, when it was fitted
 
     @property
     def stop(self) -> StopSection | None:
@@ -119,7 +121,9 @@ class Schedule:
         if self.costs.batches_s:
             parts.insert(1, f"other rows {self.num_finalists} x {self.costs.batches_s:.0f} s")
         search = [f"search {self.search_s:.0f} s"] if self.search_s else []
-        return f"plan ({self.effort}): {', '.join([*search, *parts])}"
+        late_s = 0.0 if self.left_s is None else total_s - self.left_s
+        late = f": {late_s:.0f} s more than the time asked for, since no check is left out"
+        return f"plan ({self.effort}): {', '.join([*search, *parts])}{late if late_s > 1 else ''}"
 
     def fitted(self, left_s: float, *, is_searched: bool = False) -> Schedule:
         """Return the schedule for the time that is left.
@@ -128,7 +132,7 @@ class Schedule:
             left_s: seconds until the verified file should be there.
             is_searched: the search is over, so that all of it is for the verification.
         """
-        left_s = max(0.0, left_s - REPORT_S)
+        asked_s, left_s = max(0.0, left_s), max(0.0, left_s - REPORT_S)
         most_s = left_s if is_searched else MAX_VERIFICATION * left_s
         now, reductions = self, list(self.reductions)
         num_finalists = now.num_finalists
@@ -150,6 +154,7 @@ class Schedule:
         return replace(
             now,
             search_s=0.0 if is_searched else search_s,
+            left_s=asked_s,
             reductions=tuple(dict.fromkeys(reductions)),
         )
 

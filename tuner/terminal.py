@@ -170,7 +170,7 @@ def print_start(made: ByHand) -> None:
 
 
 def print_summary(run: Run, found: Summary | None = None, *, is_json: bool = False) -> None:
-    """Print what a run found, in 22 lines, and where it is; `found` saves reading it again."""
+    """Print what a run found, in 24 lines, and where it is; `found` saves reading it again."""
     from tuner.review.summary import format_summary, summary
 
     found = found or summary(run)

@@ -330,11 +330,12 @@ def _compiled_words(compiled: Compiled | None) -> str:
 
 # ---- the terminal ---------------------------------------------------------------------------
 
-_MAX_LINES, _LABEL = 22, 10
+_MAX_LINES, _LABEL = 24, 10
+_MOST_LINES_OF = {"verdict": 4, "error": 3, "run": 3}  # which a log has nowhere else
 
 
 def format_summary(summary: Summary) -> str:
-    """Return the summary as plain text: at most 22 lines of at most 80 columns.
+    """Return the summary as plain text: at most 24 lines of at most 80 columns.
 
     It has a line or two more for each workload beyond the second, and for where kernels run.
     """
@@ -375,7 +376,7 @@ def format_summary(summary: Summary) -> str:
     lines = wrapped_words("", head, 0, 2)
     for label, text in pairs:
         if text:
-            lines += wrapped_words(label, text, _LABEL, 3 if label == "run" else 2)
+            lines += wrapped_words(label, text, _LABEL, _MOST_LINES_OF.get(label, 2))
     more_rows = [*rows[1:], *[where] * bool(where)]
     most = _MAX_LINES + sum(len(wrapped_words("", row, _LABEL, 2)) for row in more_rows)
     warnings = [advice for advice in s.warnings if advice.text != s.rows]
