@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import gc
 import importlib.util
 import json
@@ -587,6 +588,41 @@ def test_a_module_from_before_its_file_was_loaded_once_more_is_called_as_ever(ga
     monkeypatch.setitem(gate.module, "ModelNew", again)
     gate.module["_KNOWN"].clear()
     torch.testing.assert_close(gate.mine(x, g), before)
+
+
+def wrapped(model: torch.nn.Module) -> None:
+    inner = model.forward
+    model.forward = functools.wraps(inner)(lambda *args: inner(*args))
+
+
+class Hook:
+    """As a framework keeps on modules that it has a hand in."""
+
+
+@pytest.mark.parametrize(
+    ("edit", "num_kernels"),
+    [
+        (lambda m: setattr(m, "layer_idx", 3), 2),
+        (lambda m: setattr(m, "_framework_hook", Hook()), 2),
+        (wrapped, 2),
+        (lambda m: setattr(m, "keepdim", 3), 0),  # a name that the file's code has
+        (lambda m: setattr(m, "children", 3), 0),  # of the class
+    ],
+    ids=["a number", "an object", "forward", "a name in the code", "a name of the class"],
+)
+def test_what_a_framework_notes_on_a_module_changes_no_call(gate, edit, num_kernels, monkeypatch):
+    calls: list[None] = []
+    op = gate.module["fused_op"]
+    monkeypatch.setitem(gate.module, "fused_op", lambda *a: calls.append(None) or op(*a))
+    model = gate.new()
+    x, g = gate.problem.make_inputs(1)
+    with torch.no_grad():
+        before = model(x, g)
+        edit(model)
+        calls.clear()
+        for _ in range(2):
+            torch.testing.assert_close(model(x, g), before)
+    assert len(calls) == num_kernels
 
 
 def test_frozen_parts_and_edited_results_are_as_in_pytorch(gate):

@@ -15,6 +15,7 @@ from typing import Any
 from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.index_space import SAME_ORDER
 from tuner.capture.known_text import KNOWN_TEXT
+from tuner.capture.named import named_in_code
 from tuner.capture.nest import Output
 from tuner.capture.parameters_text import parameters_of
 from tuner.capture.picking import picking_inputs
@@ -251,6 +252,7 @@ def usual_text(
         most_rows=graph.most_rows,
         state=_forms((*graph.parameters, *graph.buffers)),
         settings=literal_of(settings),
+        names=_names_text(reference),
         default_dtype="get_default_dtype()" if "set_default_dtype" in reference else "float32",
         has_modes=has_modes,
         has_calls=has_calls,
@@ -262,6 +264,12 @@ def usual_text(
         beside=BESIDE_TEXT.format(beside=dict(beside)) if beside else "_IS_EDITED = False",
         made_from=inspect.getsource(made_from).rstrip(),
     )
+
+
+def _names_text(reference: str) -> str:
+    """Return `named_in_code` of a file's text as that of a set."""
+    names = named_in_code(reference)
+    return "None" if names is None else f"{{*{' '.join(sorted(names))!r}.split()}}"
 
 
 def state_text(name: str) -> str:

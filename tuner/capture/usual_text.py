@@ -61,6 +61,7 @@ _PLACES = {places}  # inputs that pick one of so many, and the number that picks
 _STATE = {state!r}
 _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
 _SETTINGS = {settings}
+_NAMES = {names}  # that code of this file has; None: it may read any attribute
 _PUBLIC = {{}}  # attributes that may be settings
 _KINDS = {{}}  # of classes derived from ModelNew
 {containers}_DEFAULT_DTYPE = torch.{default_dtype}  # of what a forward makes, when it was captured
@@ -91,6 +92,25 @@ def leaves_parts(kind):
         more = kind.__mro__[: kind.__mro__.index(ModelNew)] if is_derived else ()
         is_known = _KINDS[kind] = is_derived and all(own.isdisjoint(vars(each)) for each in more)
     return is_known
+
+
+def are_notes(module, settings):
+    # Whether all that is other than it was are attributes more that no code here reads, such as a
+    # framework's; or a forward around this one, which called it.
+    if _NAMES is None or settings.keys() != _SETTINGS.keys():
+        return False
+    for path, found in settings.items():
+        known = _SETTINGS[path]
+        more = found.keys() - known.keys()
+        if any([name not in found or found[name] != value for name, value in known.items()]):
+            return False
+        kind = type(module.get_submodule(path)) if more else None
+        if more and path and kind.__module__ != __name__:
+            return False
+        for name in more if path else more - {{"forward"}}:
+            if name in _NAMES or hasattr(kind, name) or not name.isidentifier():
+                return False
+    return True
 
 
 def is_in_range(x, size, ignored):
@@ -154,7 +174,9 @@ def has_forms(inputs, on_cpu):
         return None
     listed = _SETTINGS if is_compiling else None
     settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
-    if settings != _SETTINGS or len(state) != len(_FORMS):
+    if len(state) != len(_FORMS):
+        return None
+    if settings != _SETTINGS and (is_compiling or not are_notes(module, settings)):
         return None
     if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
         return None
