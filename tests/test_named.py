@@ -55,7 +55,11 @@ def test_where_any_attribute_may_be_read_no_name_is_a_note(more):
         ("class Other(elsewhere.Base):\n    x = 1\n", True),
         ("class Other(Block, metaclass=M):\n    x = 1\n", True),
         ("class Other(Block):\n    def __getattr__(self, name):\n        return 1\n", True),
-        ("from elsewhere import *\n", True),
+        ("from math import *\n", True),
+        ("from elsewhere import helper\n", True),
+        ("import elsewhere.more as more\n", True),
+        ("from .beside import helper\n", True),
+        ("import math\nfrom torch.nn import functional\nimport numpy as np\n", False),
     ],
 )
 def test_classes_of_other_files_and_of_their_own_look_up_read_any(head, is_any):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 __all__ = ["named_in_code"]
@@ -19,7 +20,8 @@ def named_in_code(text: str) -> frozenset[str] | None:
 
     What is none of these on a module of one of the file's classes changes no call: a number that
     a framework notes there, say. It may read any where attributes are looked up by computed
-    names, where a module is handed to other code, and where a class derives from another file's.
+    names, where a module is handed to other code, where a class derives from another file's, and
+    where functions of other packages are called, which parts may be handed to.
     """
     tree = ast.parse(text)
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
@@ -49,9 +51,18 @@ def _names_of(node: ast.AST, classes: set[str]) -> list[str] | None:
             return words.split(".") if len(words) < 100 else []
         case ast.Call():
             return None if _reads_any(node) else []
-        case ast.ImportFrom(names=imported):
-            return None if any(alias.name == "*" for alias in imported) else []
+        case ast.ImportFrom(module=module, names=imported):
+            is_all = any(alias.name == "*" for alias in imported)
+            return None if is_all or node.level or not _is_usual(module or "") else []
+        case ast.Import(names=imported):
+            return [] if all(_is_usual(alias.name) for alias in imported) else None
     return []
+
+
+def _is_usual(module: str) -> bool:
+    """Whether a module's functions read no attributes of modules that are handed to them."""
+    package = module.partition(".")[0]
+    return package in ("torch", "numpy") or package in sys.stdlib_module_names
 
 
 def _reads_any(call: ast.Call) -> bool:
