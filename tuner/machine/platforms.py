@@ -154,7 +154,9 @@ def visible_as(names: Sequence[str], env: Mapping[str, str]) -> str:
 def see_first_gpu() -> None:
     """Let processes that are started from now on see the first GPU alone, which keeps its name.
 
-    To start CUDA takes five times as long where it sees four GPUs.
+    To start CUDA takes five times as long where it sees four GPUs. Who has hidden all of them, by
+    an empty list, keeps them hidden.
     """
-    if not any(name.startswith(("HIP_", "ROCR_")) for name in os.environ):
+    is_hidden = not os.environ.get(VISIBLE, "0").strip()
+    if not is_hidden and not any(name.startswith(("HIP_", "ROCR_")) for name in os.environ):
         os.environ[VISIBLE] = visible_as(["cuda:0"], os.environ)
