@@ -190,7 +190,7 @@ def busy_words(load: float, noise: float) -> str:
     return (
         f"this machine is busy: load {load:.1f} on {cores} at the start, the baseline's"
         f" times scatter by {percent(noise)}; speed-ups found now are rough; end other"
-        " programs, or raise measure.finalists"
+        " programs, or raise measure.finalists, as --effort thorough does"
     )
 
 

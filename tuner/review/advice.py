@@ -12,6 +12,8 @@ from tuner.trial import Interval
 
 __all__ = ["Advice", "advice_of"]
 
+# What a module from its file alone has no config for.
+LONGER = "give measure.finalists more time, as --effort thorough does"
 DRIFT = 0.05  # of one time measured twice: ten times the noise that is asked for
 
 
@@ -93,7 +95,7 @@ def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
     return Advice(
         f"{whose} times scatter by {percent_words(noise)}, "
         f"more than the {percent_words(limit)} of measure.max_noise",
-        "end other programs, or give measure.finalists more time",
+        f"end other programs, or {LONGER}",
     )
 
 
@@ -139,7 +141,7 @@ def _advice_on_verdict(run_data: RunData, interval: Interval | None) -> list[Adv
     found = []
     is_fallback = run_data.result is not None and run_data.result.is_fallback
     if interval is not None and interval.verdict == "no difference" and not is_fallback:
-        remedy = "keep PyTorch's own, or give measure.finalists more time"
+        remedy = f"keep PyTorch's own, or {LONGER}"
         found.append(Advice("the interval holds 1: it may not be faster at all", remedy))
     if interval is not None and interval.num_processes == 1:
         text = "raced in one process only: the interval says nothing of another process"
@@ -150,7 +152,7 @@ def _advice_on_verdict(run_data: RunData, interval: Interval | None) -> list[Adv
     if ties:
         what = f"trial{'' if len(ties) == 1 else 's'} {number_words(ties)}"
         text = f"{what} cannot be distinguished from the winner"
-        found.append(Advice(text, "choose the simplest, or give measure.finalists more time"))
+        found.append(Advice(text, f"choose the simplest, or {LONGER}"))
     return found
 
 
