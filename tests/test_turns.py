@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from tuner.machine import platforms
 from tuner.machine.turns import ALL, HALF, LITTLE, MOST, PARTS_OF_FEW, SOME, Turns, turns_of
 
 HOLDER = """
@@ -257,3 +259,22 @@ def test_a_gpu_is_known_by_its_visible_name(monkeypatch, tmp_path):
         with turns_of(device).alone():
             assert (tmp_path / "tuner" / "turns" / name / "device").exists()
     turns_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "given", "seen"),
+    [(4, None, "0"), (4, "7, 9", "7"), (4, "", ""), (1, None, None), (0, None, None)],
+)
+def test_of_several_gpus_a_module_that_is_tuned_alone_sees_the_first(
+    tmp_path, monkeypatch, num_gpus, given, seen
+):
+    """To start CUDA takes longer where it sees more."""
+    monkeypatch.setenv(platforms.VISIBLE, "" if given is None else given)
+    if given is None:
+        monkeypatch.delenv(platforms.VISIBLE)
+    for number in range(num_gpus):
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(platforms, "GPU_FILES", str(tmp_path / "nvidia[0-9]*"))
+    platforms.see_first_gpu()
+    assert os.environ.get(platforms.VISIBLE) == seen

@@ -105,6 +105,9 @@ def tune(
     option = "dry-run" if dry_run else next(filter(chosen.get, chosen), "")
     if resume is not None and option:
         raise InputError(f"--{option} goes with --config, not with --resume\n  next: tune --help")
+    is_first = devices is None and cluster is None and device in (None, "auto", "cuda", "cuda:0")
+    if module is not None and is_first:
+        see_first_gpu()  # before any process is started
     if module is not None and has_many_cores():
         from tuner.evaluate.contender import import_ahead
 
@@ -123,8 +126,6 @@ def tune(
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     if module is not None:
-        if devices is None and cluster is None and device in (None, "auto", "cuda", "cuda:0"):
-            see_first_gpu()
         require_overrides({k: v for k, v in given.items() if k != "batch"})
     with watching(is_json=json) as first:
         if module is not None:

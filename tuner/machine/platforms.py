@@ -8,6 +8,7 @@ asks the record. What a further kind needs besides: a description (`device`) and
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -111,6 +112,7 @@ _HIP = Platform(
     needs="hipcc, a C++ compiler and ninja (compiled at the first import)",
 )  # fmt: skip
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # ROCm reads it as well
+GPU_FILES = "/dev/nvidia[0-9]*"  # of each of NVIDIA's
 PLATFORMS: Mapping[Kind, Platform] = MappingProxyType({"cpu": _CPU, "cuda": _CUDA, "hip": _HIP})
 _BY_LANGUAGE: dict[Language, Platform] = {one.language: one for one in PLATFORMS.values()}
 
@@ -152,11 +154,11 @@ def visible_as(names: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def see_first_gpu() -> None:
-    """Let processes that are started from now on see the first GPU alone, which keeps its name.
+    """Let processes that are started from now on see the first GPU of several alone.
 
-    To start CUDA takes five times as long where it sees four GPUs. Who has hidden all of them, by
-    an empty list, keeps them hidden.
+    It keeps its name. To start CUDA takes five times as long where it sees four GPUs. Who has
+    hidden all of them, by an empty list, keeps them hidden.
     """
     is_hidden = not os.environ.get(VISIBLE, "0").strip()
-    if not is_hidden and not any(name.startswith(("HIP_", "ROCR_")) for name in os.environ):
+    if len(glob.glob(GPU_FILES)) > 1 and not is_hidden:
         os.environ[VISIBLE] = visible_as(["cuda:0"], os.environ)
