@@ -563,9 +563,9 @@ def test_what_is_not_usual_takes_the_references_way(tmp_path):
     model(x, x).sum().backward()  # wants gradients
     with torch.no_grad():
         model(x.double(), x.double())
-        model.other = 3.0  # a setting that nobody knew
+        model.keepdim = 3.0  # a setting that nobody knew, of a name that the code has
         model(x, x)
-        del model.other
+        del model.keepdim
         with pytest.raises(AssertionError, match="the loops were called"):
             model(x, x)
 
