@@ -57,10 +57,10 @@ class SecondClock:
         allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
         load = 0.0
         for attempt in range(CROSS_CHECKS + BUSY_CHECKS):
-            if attempt >= CROSS_CHECKS and not load:
-                load = os.getloadavg()[0]
-                if self._is_gpu or load <= BUSY_LOAD * usable_cores():
-                    break
+            if attempt == CROSS_CHECKS:
+                load = self._load_of_others()
+                if not load:
+                    return refusal
             # What else runs is over at some time.
             time.sleep(BUSY_REST_S if load else attempt * CROSS_CHECK_S)
             slowdown = self._wall_us(racers[0], reported_us[0]) / reported_us[0]
@@ -71,9 +71,12 @@ class SecondClock:
             refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
             if not refusal:
                 return ""
-        is_busy = load > BUSY_LOAD * usable_cores() and not self._is_gpu
-        busy = f"; or other programs: load {load:.1f} on {usable_cores()} cores" if is_busy else ""
-        return f"{refusal}{busy}"
+        return f"{refusal}; or other programs: load {load:.1f} on {usable_cores()} cores"
+
+    def _load_of_others(self) -> float:
+        """Return how many processes want a processor that times, where these are far too many."""
+        load = os.getloadavg()[0]
+        return 0.0 if self._is_gpu or load <= BUSY_LOAD * usable_cores() else load
 
     def _wall_us(self, racer: Worker, latency_us: float) -> float:
         """Return the time of one call in a row of calls, by this process's clock."""
