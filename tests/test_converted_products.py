@@ -42,7 +42,7 @@ def product(tile, x, weight, bias=None, seed=0) -> torch.Tensor:
     code.library.use_seed(seed)
     (rows, terms), columns = x.shape, len(weight)
     out = torch.full((rows, columns), float("nan"))
-    room = torch.full((rows * (-(-terms // 16) * 16 + 2) + columns,), float("nan"))
+    room = torch.full((rows * (-(-terms // 16) * 16 + 2) + columns + 1,), float("nan"))
     code("product_of_rows_converted", x, weight, bias, out, room, rows, columns, terms)
     return out
 

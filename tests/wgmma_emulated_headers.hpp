@@ -64,6 +64,11 @@ inline void load_two(float* one, float* other, unsigned address) {
   std::memcpy(one, memory_of(own->rank, address, 8), 4);
   std::memcpy(other, memory_of(own->rank, address + 4, 4), 4);
 }
+inline void store_two(unsigned address, float one, float other) {
+  if (address % 8 != 0) fail("two numbers at an odd place");
+  std::memcpy(memory_of(own->rank, address, 8), &one, 4);
+  std::memcpy(memory_of(own->rank, address + 4, 4), &other, 4);
+}
 inline void copy_to_all(unsigned target, const Map* map, unsigned barrier, int column, int row,
                         unsigned short ranks) {
   copies.push_back({target, barrier, ranks, *map, column, row});

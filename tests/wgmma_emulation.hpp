@@ -32,6 +32,7 @@ struct float4 { float x, y, z, w; };
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static Dim threadIdx, blockIdx, gridDim;
+static float __fmul_rn(float x, float y) { return x * y; }
 static float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
 static int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
 template <class T> static T __ldg(const T* place) { return *place; }

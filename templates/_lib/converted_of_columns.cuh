@@ -45,7 +45,7 @@ static const char* turned_product(const void* x_high, const void* x_low, const f
   const Operand of_x = {x, of.x_batches > 1 ? of.x_batch : 0, of.x_row, of.x_column};
   const Operand of_weight = {weight, weight_depth * of.columns, 1, of.columns};
   const int64_t all_depth = is_cut ? of.all_depth : batches.count * of.depth;
-  const Repair repair = {of_x, of_weight, bias, x_unit, marks, odd, out,
+  const Repair repair = {of_x, of_weight, bias, x_unit, marks, odd, nullptr, out,
                          of.rows, of.columns, of.depth, all_depth, batches};
   return launch_both<true>(maps, finish, repair, epilogue, weight_depth, true, stream);
 }

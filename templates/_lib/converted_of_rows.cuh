@@ -4,7 +4,8 @@
 
 namespace converted {
 
-// Halves of x lie in `room`, then units and means of its rows, then marks of the weight's rows.
+// Halves of x lie in `room`, then units and means of its rows, then marks of the weight's rows, and
+// whether anything was repaired.
 template <class Epilogue>
 static const char* product(const float* x, const float* weight, const float* bias, float* out,
                            void* room, const Epilogue& epilogue, int64_t rows, int64_t columns,
@@ -14,13 +15,16 @@ static const char* product(const float* x, const float* weight, const float* bia
     return "more rows or columns than the copy engine counts";
   }
   const int64_t padded = (depth + 15) / 16 * 16;
+  float* unit = static_cast<float*>(room) + rows * padded;
+  int* marks = reinterpret_cast<int*>(unit + 2 * rows);
+  int* found = marks + columns;
   const Split split = {x,
                        static_cast<unsigned*>(room),
-                       static_cast<float*>(room) + rows * padded,
-                       static_cast<float*>(room) + rows * padded + rows,
+                       unit,
+                       unit + rows,
+                       found,
                        static_cast<int>(depth),
                        static_cast<int>(padded)};
-  int* marks = reinterpret_cast<int*>(split.mean + rows);
   TensorMaps maps;
   const char* message =
       wgmma_tensor_map::describe(&maps.weight, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, weight, columns,
@@ -36,7 +40,7 @@ static const char* product(const float* x, const float* weight, const float* bia
   const Batches one = batches_of(1, columns, 1, rows);
   const Finish finish = {split.unit, split.mean, bias, marks, nullptr, out, rows, columns, one};
   const Operand of_x = {x, 0, depth, 1}, of_weight = {weight, 0, depth, 1};
-  const Repair repair = {of_x, of_weight, bias, split.unit, marks, nullptr,
+  const Repair repair = {of_x, of_weight, bias, split.unit, marks, nullptr, found,
                          out, rows, columns, depth, depth, one};
   return launch_both<false>(maps, finish, repair, epilogue, 0, false, stream);
 }

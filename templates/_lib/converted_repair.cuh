@@ -18,6 +18,7 @@ struct Repair {
   const float* x_unit;
   const int* marks;  // of the weight's rows
   const int* odd;    // whether there is anything to do; null where that is not known
+  int* found;        // where it is not, set if there is
   float* out;
   int64_t rows, columns;  // of a batch
   int64_t depth, all_depth;  // of a batch's sums, and of all where batches are pieces of sums
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(kRepairers)
       found |= isnan(__ldcg(of.x_unit + i)) ? 1 : 0;
     }
     if (!__syncthreads_or(found)) return;
+    if (threadIdx.x == 0) *of.found = 1;
   } else if (__ldcg(of.odd) == 0) {
     return;
   }

@@ -9,6 +9,7 @@ struct Split {
   unsigned* halves;  // of each row `padded` high ones, then low ones, two in each number
   float* unit;       // of each row; NaN where it is to be computed in float32
   float* mean;       // in units
+  int* found;        // set to 0
   int depth, padded;
 };
 
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(kSplitters) split_rows_kernel(const Split of) 
   const bool is_fine = is_finite && int64_t{lost} * 8 <= of.depth;
   of.unit[row] = is_fine ? power_of_two(exponent) : __int_as_float(0x7fffffff);
   of.mean[row] = mean;
+  if (row == 0) *of.found = 0;
 }
 
 }  // namespace converted

@@ -27,8 +27,7 @@ __device__ __forceinline__ float2 two_of(const float* from) {
 // A tile that is inside as nearly all are, with pairs of columns and of rows of x in one piece of
 // memory: without a branch, so that what it reads comes ahead of what it stores.
 template <class Epilogue>
-__device__ __forceinline__ void store_whole(const float (&totals)[kParts][kSums],
-                                            const Finish& finish, const Epilogue& epilogue,
+__device__ __forceinline__ void store_whole(float (&totals)[kParts][kSums], const Finish& finish, const Epilogue& epilogue,
                                             const Tile& tile, const Place& at, const Ours& ours) {
   const int64_t of_x = tile.batch * finish.batches.right_rows;
   const int64_t of_out = tile.batch * finish.rows;
@@ -43,7 +42,7 @@ __device__ __forceinline__ void store_whole(const float (&totals)[kParts][kSums]
       const float2 x_mean = two_of(finish.x_mean + of_x + row);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float* sums = totals[part] + 4 * group + i;
+        float* sums = totals[part] + 4 * group + i;
         const float unit = i == 0 ? x_unit.x : x_unit.y, mean = i == 0 ? x_mean.x : x_mean.y;
         const float first =
             finished(sums[0], unit, mean, ours.unit[0], ours.w_sum[0], ours.bias[0]);
@@ -53,13 +52,53 @@ __device__ __forceinline__ void store_whole(const float (&totals)[kParts][kSums]
         *reinterpret_cast<float2*>(finish.out + made * finish.columns + column) =
             make_float2(epilogue(first, made, column, finish.columns),
                         epilogue(second, made, column + 1, finish.columns));
+        if constexpr (Epilogue::kHasMoments) {
+          sums[0] = epilogue.of_moments(first, made, column, finish.columns);
+          sums[2] = epilogue.of_moments(second, made, column + 1, finish.columns);
+        }
       }
     }
   }
 }
 
+// A tile as any may be.
 template <class Epilogue>
-__device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums], Row (&rows)[2],
+__device__ __forceinline__ void store_any(float (&totals)[kParts][kSums], const Finish& finish,
+                                          const Epilogue& epilogue, const Tile& tile,
+                                          const Place& at, const Ours& ours) {
+  const int64_t of_x = tile.batch * finish.batches.right_rows;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int s = i / 2 % 2;
+      const int64_t column = ours.column + s;
+      const int64_t row = tile.column + part * wgmma_products::kColumns + i / 4 * 8 +
+                          2 * at.member + i % 2;
+      if (row >= finish.rows || column >= finish.columns) continue;
+      const float x_unit = __ldcg(finish.x_unit + of_x + row);
+      const float x_mean = __ldcg(finish.x_mean + of_x + row);
+      const float found =
+          finished(totals[part][i], x_unit, x_mean, ours.unit[s], ours.w_sum[s], ours.bias[s]);
+      const int64_t made = tile.batch * finish.rows + row;
+      finish.out[made * finish.columns + column] = epilogue(found, made, column, finish.columns);
+      if constexpr (Epilogue::kHasMoments) {
+        totals[part][i] = epilogue.of_moments(found, made, column, finish.columns);
+      }
+    }
+  }
+}
+
+}  // namespace converted
+{% if product_moments %}
+
+{% include "_lib/converted_moments.cuh" %}
+{% endif %}
+
+namespace converted {
+
+template <class Epilogue>
+__device__ __forceinline__ void store_tile(float (&totals)[kParts][kSums], Row (&rows)[2],
                                            const Finish& finish, const Epilogue& epilogue,
                                            const Tile& tile, int first_row, const Place& at,
                                            bool is_made) {
@@ -86,24 +125,11 @@ __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
                       reinterpret_cast<uintptr_t>(finish.x_mean + of_x);
   if (is_inside && finish.columns % 2 == 0 && places % sizeof(float2) == 0) {
     store_whole(totals, finish, epilogue, tile, at, ours);
-    return;
+  } else {
+    store_any(totals, finish, epilogue, tile, at, ours);
   }
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const int s = i / 2 % 2;
-      const int64_t column = ours.column + s;
-      const int64_t row = tile.column + part * wgmma_products::kColumns + i / 4 * 8 +
-                          2 * at.member + i % 2;
-      if (row >= finish.rows || column >= finish.columns) continue;
-      const float x_unit = __ldcg(finish.x_unit + of_x + row);
-      const float x_mean = __ldcg(finish.x_mean + of_x + row);
-      const float found =
-          finished(totals[part][i], x_unit, x_mean, ours.unit[s], ours.w_sum[s], ours.bias[s]);
-      const int64_t made = tile.batch * finish.rows + row;
-      finish.out[made * finish.columns + column] = epilogue(found, made, column, finish.columns);
-    }
+  if constexpr (Epilogue::kHasMoments) {  // of what the totals were replaced by
+    store_moments(totals, finish, epilogue, tile, at, ours);
   }
 }
 

@@ -35,7 +35,10 @@ cuda_code = CudaCode(
 {% include "_lib/wgmma_pipeline.cuh" %}
 
 {% set stage_bytes = 4 * (128 + product_n) * product_k %}
-{% with block_n = 128 if product_n == 256 else product_n, product_stages = 230000 // stage_bytes %}
+{% set product_moments = "kHasMoments = true" in epilogues %}
+{% set moment_bytes = 64 * product_n if product_moments else 0 %}
+{% with block_n = 128 if product_n == 256 else product_n,
+        product_stages = (230000 - moment_bytes) // stage_bytes %}
 {% include "_lib/wgmma_halves.cuh" %}
 {% endwith %}
 
@@ -79,11 +82,13 @@ def product_cut(num_tiles, depth):
 
 def product_by_wgmma(
     x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned,
-    function="product_of_rows", given=(), apart=None,
+    function="product_of_rows", given=(), apart=None, has_moments=False,
 ):
     # As product_of_halves, which says what x and weight are; either may be of as many batches as
     # `out` is. `function` may have an epilogue that reads what is `given`; `apart` computes that of
-    # a product from PyTorch.
+    # a product from PyTorch. With `has_moments` it finds moments of columns instead: then how many
+    # rows each of these are of is returned, and a flag that the GPU sets where they do not hold;
+    # None where there are none.
     x, weight, out = product_operands(
         x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned
     )
@@ -103,16 +108,16 @@ def product_by_wgmma(
         product_as_pytorch(x, weight, bias, made)
         if apart is not None:
             apart(made)
-        return
+        return None
     if in_one_call:
-        # Halves of x, units and means of its rows, and marks of the weight's rows.
-        numbers = num_rows * (ceil_div(depth, 16) * 16 + 2) + num_columns
+        # Halves of x, units and means of its rows, marks of the weight's rows, and a flag.
+        numbers = num_rows * (ceil_div(depth, 16) * 16 + 2) + num_columns + 1
         room = torch.empty(numbers, dtype=torch.float32, device=x.device)
         cuda_code(
             function + "_converted", x, weight, bias, out, room, *given,
             num_rows, num_columns, depth,
         )
-        return
+        return {{ product_n }}, room[-1:].view(torch.int32)
     # Rows of halves begin at multiples of 16 bytes; of 32, which Triton stores as fast as it can.
     padded = cut or ceil_div(depth, 16) * 16
     odd = torch.zeros(1, dtype=torch.int32, device=x.device)
@@ -125,6 +130,8 @@ def product_by_wgmma(
     made, own, more, added = out, function, given, bias
     if cut:
         made, own, more, added = out.new_empty(pieces, *out.shape), "product_of_rows", (), None
+        if has_moments:
+            function, given = own, ()
     x_batches = len(x_unit) // num_rows
     if converts:
         w_batches = pieces if weight.dim() == 2 else len(weight)
@@ -148,3 +155,4 @@ def product_by_wgmma(
         cuda_code(
             function + "_in_pieces", made, bias, out, *given, num_rows, num_columns, pieces
         )
+    return None if cut else ({{ product_n }}, odd) if converts else (128, None)

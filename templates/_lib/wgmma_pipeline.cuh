@@ -95,6 +95,11 @@ __device__ __forceinline__ void load_two(float* one, float* other, unsigned addr
                : "memory");
 }
 
+__device__ __forceinline__ void store_two(unsigned address, float one, float other) {
+  asm volatile("st.shared.v2.f32 [%0], { %1, %2};" ::"r"(address), "f"(one), "f"(other)
+               : "memory");
+}
+
 __device__ __forceinline__ void prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

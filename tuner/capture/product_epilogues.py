@@ -20,7 +20,10 @@ from tuner.capture.operations import OPERATIONS, converted, operation_of
 from tuner.capture.stages import Stages
 from tuner.trial import Language
 
-__all__ = ["cuda_text", "epilogue_of", "python_text"]
+__all__ = [
+    "MATRICES", "computed", "cuda_text", "epilogue_of", "is_computable", "place_of_number",
+    "python_text", "started_by",
+]  # fmt: skip
 
 
 def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | None:
@@ -44,10 +47,7 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
         return None
     if math.prod(nest.space.sizes) != num or output.count != num:
         return None
-    operands = [o for s in _statements(nest) for o in s.operands]
-    # A number that depends on the batch is computed from sizes, which an epilogue has not.
-    is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
-    is_known &= not any(isinstance(operand, BatchNumber) for operand in operands)
+    is_known = is_computable(_statements(nest))
     read = [*(t.name for t in nest.arguments), *nest.indices]
     found: Mapping[str, object]
     if is_convolution(call):
@@ -55,10 +55,20 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
         sizes = (*call.shape[:2], math.prod(call.shape[2:]))
         is_whole = found.get(call.name) == tuple(size > 1 for size in sizes) and not nest.indices
     else:
-        places = {name: _place(nest, name, call.shape[-1]) for name in read}
+        places = {name: place_of_number(nest, name, call.shape[-1]) for name in read}
         found, is_whole = places, places.get(call.name) == _PLACES[True, True]
     is_read = None not in found.values() and {t.dtype for t in nest.arguments} == {"float32"}
     return nest if is_known and is_read and is_whole else None
+
+
+def is_computable(statements: Sequence[Statement]) -> bool:
+    """Whether an epilogue can compute statements.
+
+    A number that depends on the batch is computed from sizes, which an epilogue has not.
+    """
+    operands = [o for s in statements for o in s.operands]
+    is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in statements)
+    return is_known and not any(isinstance(operand, BatchNumber) for operand in operands)
 
 
 # Where an element lies, by whether it varies over rows and over columns.
@@ -70,8 +80,11 @@ _PLACES = {
 }
 
 
-def _place(nest: Nest, name: str, columns: int) -> str | None:
-    """Return where the element of a value lies in memory; None where that is not as simple."""
+def place_of_number(nest: Nest, name: str, columns: int) -> str | None:
+    """Return where a value's number for a row and a column of a product lies in memory.
+
+    None where that is not as simple.
+    """
     sizes, varies = nest.space.sizes, nest.space.varies[name]
     cuts = [k for k in range(len(sizes) + 1) if math.prod(sizes[k:]) == columns]
     if len(cuts) != 1:
@@ -165,14 +178,11 @@ def _half_plane(nest: Nest, call: Call) -> tuple[str, bool, list[Statement]] | N
     return mask, branches[0] == call.name, found
 
 
-def _computed(
-    nest: Nest,
-    names: dict[str, str],
-    language: Language,
-    statements: Sequence[Statement] | None = None,
+def computed(
+    nest: Nest, names: dict[str, str], language: Language, statements: Sequence[Statement]
 ) -> Iterator[tuple[str, str]]:
     """Yield kind and text of each statement, whose value is then called `v0`, `v1`, ..."""
-    for i, statement in enumerate(_statements(nest) if statements is None else statements):
+    for i, statement in enumerate(statements):
         value = emitted(statement, nest, names.__getitem__, language)
         names[statement.name] = f"v{i}"
         yield "bool" if operation_of(statement.op).gives == "mask" else "float", value
@@ -188,7 +198,7 @@ _PLACE_IN_IMAGE = ("sample", "column", "pixel", "columns", "made")
 _IMAGES = (
     ("", "IMAGE", "images::convolution", (("const int64_t*", "numbers"), ("int64_t", "count"))),
 )
-_MATRICES = (
+MATRICES = (
     ("", "PRODUCT", "halves::product",
      (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"),
       ("int64_t", "x_batches"), ("int64_t", "w_batches"))),
@@ -212,7 +222,7 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
 
     def placed(name: str) -> str | None:
         if not is_image:
-            return _place(nest, name, call.shape[-1])
+            return place_of_number(nest, name, call.shape[-1])
         varies = _image_place(nest, name, call)
         return None if varies is None else _IMAGE_PLACES_OF_ONE[varies]
 
@@ -231,29 +241,40 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
     for i, name in enumerate(nest.indices):
         names[name] = f"i{i}"
         lines.append(f"    const float i{i} = static_cast<float>({placed(name)});")
-    for i, (kind, text) in enumerate(_computed(nest, names, "cuda")):
+    for i, (kind, text) in enumerate(computed(nest, names, "cuda", _statements(nest))):
         lines.append(f"    const {kind} v{i} = {text};")
     output = nest.outputs[0].name
     kinds = nest.kinds.get(output, "float")
-    pointers = "".join(f", const float* g{i}" for i in range(len(given)))
-    more = ", ".join(f"g{i}" for i in range(len(given)))
     lines += [f"    return {converted(names[output], kinds, 'float', 'cuda')};", "  }"]
     if not is_image:
+        lines += ["  static constexpr bool kHasMoments = false;"]
         lines += _reads_text(nest, call, placed)
     lines.append("};")
-    for behind, what, product, sizes in _IMAGES if is_image else _MATRICES:
-        lines += [
-            f"#ifdef {what}_ARGUMENTS",
-            f'extern "C" const char* {function}{behind}(',
-            f"    {what}_ARGUMENTS{pointers}, {', '.join(' '.join(each) for each in sizes)},",
-            "    void* stream) {",
-            f"  const {function}_epilogue epilogue = {{{more}}};",
-            f"  return {product}({what}_NAMES, epilogue, "
-            f"{', '.join(name for _, name in sizes)}, stream);",
-            "}",
-            "#endif",
-        ]
+    pointers = [("const float*", f"g{i}") for i in range(len(given))]
+    lines += started_by(function, pointers, _IMAGES if is_image else MATRICES)
     return "\n".join(lines) + "\n"
+
+
+def started_by(
+    function: str,
+    pointers: Sequence[tuple[str, str]],
+    starts: Sequence[tuple[str, str, str, Sequence[tuple[str, str]]]],
+) -> Iterator[str]:
+    """Write the functions that start a product with an epilogue.
+
+    Args:
+        function: its name; `<function>_epilogue` is the epilogue's class.
+        pointers: kinds and names of the epilogue's members, in order.
+        starts: such as `MATRICES`.
+    """
+    for behind, what, product, sizes in starts:
+        yield from (f"#ifdef {what}_ARGUMENTS", f'extern "C" const char* {function}{behind}(')
+        more = ", ".join(" ".join(each) for each in (*pointers, *sizes))
+        yield from (f"    {what}_ARGUMENTS, {more},", "    void* stream) {")
+        members = ", ".join(name for _, name in pointers)
+        yield f"  const {function}_epilogue epilogue = {{{members}}};"
+        own = ", ".join(name for _, name in sizes)
+        yield from (f"  return {product}({what}_NAMES, epilogue, {own}, stream);", "}", "#endif")
 
 
 def _reads_text(nest: Nest, call: Call, placed: Callable[[str], str | None]) -> list[str]:
@@ -270,7 +291,7 @@ def _reads_text(nest: Nest, call: Call, placed: Callable[[str], str | None]) -> 
     mask, value, statements = half
     for name, own in names.copy().items():
         lines.append(f"    const float {own} = static_cast<float>({placed(name)});")
-    for i, (kind, text) in enumerate(_computed(nest, names, "cuda", statements)):
+    for i, (kind, text) in enumerate(computed(nest, names, "cuda", statements)):
         lines.append(f"    const {kind} v{i} = {text};")
     return [*lines, f"    return {'' if value else '!'}{names[mask]};", "  }"]
 
@@ -339,7 +360,7 @@ def _triton_text(nest: Nest, call: Call, function: str, given: Sequence[str]) ->
         place, mask = _IMAGE_PLACES[varies]
         masked = f", mask={mask}, other=0.0" if any(varies[1:]) else ""
         lines.append(f"    a{i} = tl.load(given[{i}] + {place}{masked})")
-    for i, (_, text) in enumerate(_computed(nest, names, "triton")):
+    for i, (_, text) in enumerate(computed(nest, names, "triton", _statements(nest))):
         lines.append(f"    v{i} = {text}")
     output = nest.outputs[0].name
     made = converted(names[output], nest.kinds.get(output, "float"), "float", "triton")

@@ -35,6 +35,7 @@ RESERVED = {
     "col_ids", "first_col", "is_col", "is_row", "num_columns", "num_rows", "present", "row_ids",
     "tl", "libdevice", "triton", "block", "blocks", "column_index", "partial", "totals", "piece",
     "pieces", "program", "last_col", "first_piece", "more",
+    "given", "length", "odd", "shares",
     "block_rows", "programs", "row_blocks", "outer_row", "inner_ids", "lanes", "split",
 }  # fmt: skip
 _WHOLE = {"int64": "tl.int64", "bool": "tl.uint8"}

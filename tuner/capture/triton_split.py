@@ -52,15 +52,24 @@ class SplitWriter(_PartsWriter):
     """The text of one nest whose rows are split."""
 
     def __init__(
-        self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks = SEARCHED
+        self,
+        nest: Nest,
+        function: str,
+        names: Mapping[str, str],
+        blocks: Blocks = SEARCHED,
+        smallest_given: int = 0,
     ) -> None:
         super().__init__(nest, function, names, blocks)
+        # Moments of the first pass may be given instead, each of so many columns at least.
+        self.takes_moments = smallest_given > 0
         # Of rows that lie beside each other several; of others one, in a block as large.
         self.has_rows = nest.space.is_across
         self.moments = {n: m for n, m in self.pairs.items() if m.kind == "moments"}
         sizes = [blocks.rows] * (not self.has_rows) + [blocks.columns, blocks.split]
         taken = " * ".join(str(size).strip("{} ") for size in sizes)
         self.pieces = f"cdiv({self.space.cols}, {taken})"
+        if self.takes_moments:
+            self.pieces = f"max({self.pieces}, cdiv({self.space.cols}, {smallest_given}))"
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
@@ -74,9 +83,13 @@ class SplitWriter(_PartsWriter):
             pair = self.moments.get(number)
             yield from ("", "", self.launched, "@triton.jit")
             yield f"def {self.function}_pass_{number}("
-            yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns,"
-            yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,"
+            is_given = self.takes_moments and number == 0
+            odd, again = ("odd, ", " AGAIN: tl.constexpr,") if is_given else ("", "")
+            yield f"    {', '.join(self.pointers)}, partial, totals, {odd}num_rows, num_columns,"
+            yield f"    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,{again}"
             yield "):"
+            if is_given:  # and right, unless the flag is set
+                yield from ("    if AGAIN:", "        if tl.load(odd) == 0:", "            return")
             # The other way round than before, so that the L2 cache has what comes first.
             is_back = number % 2 or number - 2 in self.moments
             program = "tl.program_id(0)"
@@ -123,7 +136,9 @@ class SplitWriter(_PartsWriter):
         return "" if is_scaled else self._scale_left(reduction)
 
     def _launch_split(self) -> Iterator[str]:
-        yield from ("", "", f"def {self.function}({self.tensors}, partial, totals, rows, cols):")
+        given = ", given=None" if self.takes_moments else ""
+        taken = f"{self.tensors}, partial, totals, rows, cols{given}"
+        yield from ("", "", f"def {self.function}({taken}):")
         rows, columns = self.blocks.rows, self.blocks.columns
         block = columns if self.has_rows else f"{rows} * {columns}"
         yield f"    block, split = {block}, {self.blocks.split}"
@@ -131,13 +146,23 @@ class SplitWriter(_PartsWriter):
         yield "    if cols + block * split >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield "    pieces = ceil_div(cols, block * split)"
+        if self.takes_moments:
+            yield "    # Moments are given of so many columns each, with a flag where they may"
+            yield "    # not hold."
+            yield "    length, odd = given or (block * split, None)"
+            yield "    shares, pieces = pieces, ceil_div(cols, length)"
         yield "    lanes = min(1024, 1 << (pieces - 1).bit_length())"
         yield "    blocks = ceil_div(rows, 1024 // lanes)"
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
             of_rows = f"({self._row_blocks('block_rows')})" if self.has_rows else "rows"
-            yield f"    {self.function}_pass_{number}[({of_rows} * pieces,)]("
+            if self.takes_moments and number == 0:
+                yield from self._launch_first(of_rows)
+                yield from self._moments_together(self.moments[number], "length")
+                continue
+            pieces = "shares" if self.takes_moments else "pieces"
+            yield f"    {self.function}_pass_{number}[({of_rows} * {pieces},)]("
             yield f"        {self.tensors}, partial, totals, rows, cols,"
             yield "        ROWS=block_rows, COLUMNS=block, PIECE=block * split,"
             yield f"        num_warps={self.blocks.num_warps},"
@@ -155,7 +180,18 @@ class SplitWriter(_PartsWriter):
             yield f"        {self.tensors}, totals, rows, cols, ROWS=128,"
             yield "    )"
 
-    def _moments_together(self, pair: SweepPair) -> Iterator[str]:
+    def _launch_first(self, of_rows: str) -> Iterator[str]:
+        """Start the first pass unless its moments are given, and there is nothing to ask."""
+        yield "    if given is None or odd is not None:"
+        yield f"        {self.function}_pass_0[({of_rows} * pieces,)]("
+        yield f"            {self.tensors}, partial, totals, totals if odd is None else odd,"
+        yield "            rows, cols, ROWS=block_rows, PIECE=length,"
+        # Whole blocks make a piece of a product's tile.
+        yield "            COLUMNS=block if given is None else min(block, 64),"
+        yield f"            AGAIN=given is not None, num_warps={self.blocks.num_warps},"
+        yield "        )"
+
+    def _moments_together(self, pair: SweepPair, length: str = "block * split") -> Iterator[str]:
         mean, squares = map(self.place_of, (pair.first, pair.second))
         scale, less = pair.second.scale, pair.second.less
         factor = 'float("nan")' if math.isnan(scale) else repr(scale)
@@ -163,7 +199,7 @@ class SplitWriter(_PartsWriter):
             factor = f'1.0 / (cols - {less!r}) if cols > {less!r} else float("nan")'
         yield f"    {self.function}_put_together_moments[(blocks,)]("
         yield f"        partial, totals, rows, cols, pieces, {factor},"
-        yield f"        PIECE=block * split, MEAN={mean}, SQUARES={squares},"
+        yield f"        PIECE={length}, MEAN={mean}, SQUARES={squares},"
         yield "        ROWS=1024 // lanes, PIECES=lanes,"
         yield "    )"
 

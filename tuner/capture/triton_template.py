@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from tuner.capture.convolutions import OF_CHANNELS_LAST, is_convolution
 from tuner.capture.half_products import SHORTEST, Halves
@@ -15,6 +16,12 @@ from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
 from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
+from tuner.capture.product_moments import (
+    SMALLEST_PIECE,
+    moments_behind,
+    moments_cuda_text,
+    moments_python_text,
+)
 from tuner.capture.templates import (
     Part,
     arguments_of,
@@ -87,8 +94,8 @@ _SPLIT = (
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
 )
 _EPILOGUE = (
-    '  product_epilogue: {{about: "pointwise work behind a product: at the end of its kernel, '
-    'or a kernel of its own", default: fused, values: {values}}}\n'
+    '  product_epilogue: {{about: "work behind a product, pointwise or moments of its columns: at '
+    'the end of its kernel, or a kernel of its own", default: fused, values: {values}}}\n'
 )
 _OF_STEPS = '  - {text: "products of gradients are made as the large ones of the forward are"}\n'
 _FUSED, _APART = (f", when: \"product_epilogue == '{how}'\"" for how in ("fused", "apart"))
@@ -99,16 +106,23 @@ _PROGRAMS = (
 
 
 def _writer(
-    task: Nest | Summed, function: str, names: Mapping[str, str], own: Blocks | None
+    task: Nest | Summed,
+    function: str,
+    names: Mapping[str, str],
+    own: Blocks | None,
+    smallest_given: int,
 ) -> Writer:
-    """Return what writes a nest's kernels; `own` are blocks that a search decides."""
+    """Return what writes a nest's kernels; `own` are blocks that a search decides.
+
+    The first moments of some may be given instead, of pieces of `smallest_given` columns at least.
+    """
     if isinstance(task, Summed):
         return SumsWriter(task, function, names, with_sums_of(task.nest))
     blocks = own or chosen(task)
     if is_split_across(task) and own is None:
         return AcrossWriter(task, function, names, blocks)
     if is_split(task) or is_split_by_blocks(task):
-        return SplitWriter(task, function, names, blocks)
+        return SplitWriter(task, function, names, blocks, smallest_given)
     return (ScanWriter if task.scans else Writer)(task, function, names, blocks)
 
 
@@ -117,16 +131,18 @@ def _steps(
     op: str,
     texts: list[str],
     products: Products | None,
-    epilogues: dict[tuple[str, str], str],
+    epilogues: dict[tuple[str, str], _Behind],
     shared: Sequence[Nest],
 ) -> tuple[list[str], list[str]]:
     """Add the functions of a call to `texts`; return its steps, and its workspace.
 
-    The CUDA C++ of products with nests behind them is added to `epilogues`, by call and nest;
-    `shared` are the nests whose parameters have plain names.
+    What is done by products' kernels of nests behind them is added to `epilogues`, by call and
+    nest; `shared` are the nests whose parameters have plain names.
     """
     steps: list[str] = []
-    product: Call | None = None  # whose epilogue the next nest may be
+    # The product whose epilogue the next nest may be, or that may find its first moments.
+    product: Call | None = None
+    has_moments = False
     stages, names = part.stages, part.names
     halves = Halves(products, part.graph, stages.calls) if products else None
     by_halves = _by_halves(part, halves) if halves else set()
@@ -141,10 +157,12 @@ def _steps(
     for task in stages.tasks if part.is_forward else with_sums(stages):
         if isinstance(task, Call) and halves and task.name in by_halves:
             step, room = halves.step(task, placed)
-            is_first = halves.products.takes_epilogues and part.is_forward
-            is_first = is_first and epilogue_of(stages, task, results) is not None
-            product = task if is_first else None
-            steps.append(step[:-1] + _APART + "}" if is_first else step)
+            takes_it = halves.products.takes_epilogues and part.is_forward
+            is_first = takes_it and epilogue_of(stages, task, results) is not None
+            nest = None if is_first or not takes_it else _with_moments(part, halves, task, shared)
+            has_moments = nest is not None
+            product = task if is_first or has_moments else None
+            steps.append(step[:-1] + _APART + "}" if product else step)
             workspace += [room] * (task.name not in results)
             continue
         if isinstance(task, Call) and task.name in left_out:
@@ -157,7 +175,8 @@ def _steps(
         own = None
         if isinstance(task, Nest) and _is_searched(part, task, shared):
             own = searched(suffixes.get(task.name, ""), "tile" if is_tiled(task) else "block")
-        writer = _writer(task, function, names, own)
+        is_given = product is not None and has_moments
+        writer = _writer(task, function, names, own, SMALLEST_PIECE if is_given else 0)
         nest, split = writer.nest, writer.split
         arguments = arguments_of(stages, nest, names)
         arguments += [a for a in arguments_of(stages, split, names) if a not in arguments]
@@ -178,16 +197,46 @@ def _steps(
         if product is not None:
             fused, condition = f"{function}_behind_product", _APART
             assert halves is not None
-            text, more = python_text(nest, product, fused, function, halves.products.function)
+            host = halves.products.function
+            if has_moments:
+                found = moments_python_text(nest, product, fused, function, host, arguments)
+                text, more = found
+                made = _Behind(moments_cuda_text(nest, product, fused), is_whole=False)
+                place, behind = placed(product.name), [*arguments, *map(placed, more)]
+            else:
+                text, more = python_text(nest, product, fused, function, host)
+                made = _Behind(cuda_text(nest, product, fused), is_whole=True)
+                place = placed(nest.outputs[0].name)
+                behind = [*arguments[-2:], *map(placed, more)]
             texts[-1] += text
-            epilogues[part.name, nest.name] = cuda_text(nest, product, fused)
-            place = placed(nest.outputs[0].name)
-            behind = [*arguments[-2:], *map(placed, more)]
+            epilogues[part.name, nest.name] = made
             given = halves.arguments(product, placed, place, behind)
             steps.append(f"  - {{call: {fused}, args: [{', '.join(given)}]{_FUSED}}}")
             product = None
         steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]{condition}}}")
     return steps, workspace
+
+
+def _with_moments(
+    part: Part, halves: Halves, product: Call, shared: Sequence[Nest]
+) -> Nest | None:
+    """Return the nest that takes moments of a product's columns from the product's kernel."""
+    nest = None if halves.products.convolves else moments_behind(part.stages, product)
+    is_across = nest is not None and is_split_across(nest)  # whose kernels take none
+    is_taken = nest is not None and (not is_across or _is_searched(part, nest, shared))
+    return nest if is_taken else None
+
+
+class _Behind(NamedTuple):
+    """What a product's kernel does of the nest behind it.
+
+    Attributes:
+        text: its CUDA C++.
+        is_whole: whether that is all of the nest.
+    """
+
+    text: str
+    is_whole: bool
 
 
 def _of_steps(parts: Sequence[Part], products: Products | None) -> str:
@@ -227,7 +276,7 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     """
     stages = parts[0].stages
     texts: list[str] = []
-    epilogues: dict[tuple[str, str], str] = {}
+    epilogues: dict[tuple[str, str], _Behind] = {}
     groups = groups_of(stages.nests)
     shared = groups.get("", [])
     found = [_steps(part, op, texts, products, epilogues, shared) for part in parts]
@@ -237,8 +286,9 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         searched_too = [n for n in part.stages.nests if _is_searched(part, n, shared)]
         others += [nest for nest in part.stages.nests if nest not in searched_too]
         shared += searched_too
+    whole = {name for (part, name), behind in epilogues.items() if not part and behind.is_whole}
     own = [
-        _own(nests, suffix, _APART * all(("", nest.name) in epilogues for nest in nests))
+        _own(nests, suffix, _APART * all(nest.name in whole for nest in nests))
         for suffix, nests in groups.items()
     ]
     is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
@@ -266,7 +316,7 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     )
     divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
     if halves and halves.products.takes_epilogues:
-        made = "\n".join(["", *epilogues.values()])
+        made = "\n".join(["", *(behind.text for behind in epilogues.values())])
         chosen_text = f'{{% if product_epilogue == "fused" %}}{made}{{% endif %}}' * bool(
             epilogues
         )
