@@ -21,6 +21,7 @@ from tuner.check.exercise import checksum_of
 from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
+from tuner.evaluate import judging
 from tuner.evaluate.again import Query
 from tuner.evaluate.asking import Fewer
 from tuner.evaluate.judging import Judge
@@ -206,14 +207,13 @@ class Here:
         return Reply(json.loads(json.dumps(data)), [bytearray(blob) for blob in found])
 
 
-@pytest.mark.parametrize("most_bytes", [math.inf, 0.0], ids=["held", "forgotten"])
-def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
-    reference, same = tmp_path / "reference.py", tmp_path / "same.py"
+def pair_of(folder: Path) -> tuple[Pair, Judge, Producer, list[Query]]:
+    """A judge and the reference itself as contender, in this process; questions with weights."""
+    reference, same = folder / "reference.py", folder / "same.py"
     reference.write_text(FLAGSHIP)
     same.write_text(FLAGSHIP + "\n\nclass ModelNew(Model):\n    ...\n")
     judge = Judge(Oracle(str(reference), {}, "cpu", "float32"))
     about = judge.about()
-    judge._weights_bytes = most_bytes
     producer = Producer("cpu", "float32", about["init_inputs"], file=str(same))
     pair = Pair(
         Here(judge), Here(producer), turns_of("cpu"), Fewer(about["num_rows"]),
@@ -228,12 +228,32 @@ def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
         for probe in thorough_probes(1, about["num_rows"], modes=modes, traits=traits)
         if probe.batch is not None and (probe.gives_weights or probe.weights != "random")
     ][:40]
+    return pair, judge, producer, [Query(probe) for probe in probes]
+
+
+@pytest.mark.parametrize("most_bytes", [math.inf, 0.0], ids=["held", "forgotten"])
+def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
+    pair, judge, producer, queries = pair_of(tmp_path)
+    judge._weights_bytes = most_bytes
     most = 0
-    for result in pair.answers([Query(probe) for probe in probes], {}, is_alone=True):
+    for result in pair.answers(queries, {}, is_alone=True):
         assert result.is_accepted, result.reason
         most = max(most, len(judge._weights_of), len(producer._received))
     one = len(judge._oracle.problem.make_model(0).state_dict())
     assert (most <= 2 * one) == (most_bytes == 0.0), (most, one)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.0], ids=["few", "large"])
+def test_who_waits_for_memory_holds_no_large_weights(share, tmp_path, monkeypatch):
+    """In either process, once what is not used is freed; later questions have them anew."""
+    monkeypatch.setattr(judging, "IDLE_SHARE", share)
+    pair, judge, producer, queries = pair_of(tmp_path)
+    for some in (queries[:6], queries[6:12], queries[:6]):
+        results = [*pair.answers(some, {}, is_alone=True)]
+        assert len(results) == 6 and all(result.is_accepted for result in results)
+        assert judge._weights_of and producer._received
+        pair.free()
+        assert bool(judge._weights_of) == bool(producer._received) == (share > 0)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tuner.by_batch import ELSEWHERE, FEW_ROWS_WORDS, MOST, WORST
 from tuner.capture.rows_text import has_rows, ways_in, why_no_steps
-from tuner.errors import WorkerError
+from tuner.errors import WorkerError, says_no_memory
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.intervals import rounds_of, tie_set
@@ -18,8 +18,8 @@ from tuner.trial import Check, Finalist, Interval, Result, Trial
 from tuner.wording import one_line
 
 __all__ = [
-    "are_of_gradients", "blamed", "despite_kills", "is_behind", "ranked_trials", "remarks_on",
-    "replaced", "structure", "tied", "why_nothing_correct",
+    "are_of_gradients", "blamed", "despite_kills", "is_behind", "judged", "ranked_trials",
+    "remarks_on", "replaced", "structure", "tied", "why_nothing_correct",
 ]  # fmt: skip
 
 KILLED = describe_exit(-signal.SIGKILL)
@@ -149,6 +149,15 @@ def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
         if str(error).startswith(f"{name}: "):
             return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
     raise error
+
+
+def judged(key: str, finalists: Iterable[Finalist]) -> list[Finalist]:
+    """Return those with thorough verdicts on the file of a key, in order.
+
+    That memory ran out is none: it may have been other tuners' doing, and is asked once more.
+    """
+    found = [e for e in finalists if key == e.key != "" and e.check.is_thorough]
+    return [e for e in found if e.check.is_accepted or not says_no_memory(e.check.reason)]
 
 
 def despite_kills(ask: Callable[[], Verdict]) -> Verdict:

@@ -28,7 +28,7 @@ from tuner.instead import Instead
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
-from tuner.ranking import blamed, despite_kills, ranked_trials, remarks_on, structure, tied
+from tuner.ranking import blamed, despite_kills, judged, ranked_trials, remarks_on, structure, tied
 from tuner.rivals import Rival
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
@@ -294,7 +294,7 @@ class Verification:
 
     def _known(self, file: ExportFile) -> list[Finalist]:
         key = kept.key if (kept := self.batching.known(file)) else ""
-        return [e for e in self.run.checks() if key == e.key != "" and e.check.is_thorough]
+        return judged(key, self.run.checks())
 
     def _verdict(self, file: ExportFile) -> Check:
         """Put all probes to a file, as soon as it is compiled; report them while it is shown."""

@@ -109,7 +109,8 @@ class Asking:
 
     Args:
         ask: runs a job in the judge, by name and payload.
-        free_contender: lets the contender's process give up what it does not use.
+        free_contender: lets the contender's process give up what it does not use, and all weights
+            but those that are named.
         turns: of the tuners on this device.
         fewer: notes the probes for which memory ran out.
         takes_much: whether a probe may take much of a GPU's memory.
@@ -122,7 +123,7 @@ class Asking:
     def __init__(
         self,
         ask: Callable[..., Reply],
-        free_contender: Callable[[], object],
+        free_contender: Callable[[Sequence[str] | None], object],
         turns: Turns,
         fewer: Fewer,
         takes_much: Callable[[Probe], bool],
@@ -211,8 +212,10 @@ class Asking:
 
     def free(self) -> Reply:
         """Let both processes free what they can; return what the judge holds, and what is free."""
-        self._free_contender()
-        return self.ask("free", {})
+        self._free_contender(None)
+        reply = self.ask("free", {})
+        self._free_contender(reply.data["held"])
+        return reply
 
 
 def lacks_memory(result: ProbeResult) -> bool:

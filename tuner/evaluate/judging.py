@@ -32,6 +32,7 @@ SHORT_SHARE = 1 / 8  # nor with less than this of a GPU's
 WEIGHTS = ("state.", "other.")  # how a question's tensors begin that others share
 LARGE_SHARE = 0.02  # of a large problem, whose contenders need the memory
 WEIGHTS_SHARE = 0.1  # of all memory, for weights that several questions have
+IDLE_SHARE = 1 / 64  # the same while nobody is asked
 
 
 class Judge(Giver):
@@ -88,7 +89,7 @@ class Judge(Giver):
         the next question is the same one.
         """
         asked = from_json(Probe, probe)
-        self._forget_weights()
+        self._forget_weights(self._weights_bytes)
         last, self._last = self._last, None
         found = last[1] if last and last[0] == asked else None
         del last  # before another one is computed
@@ -128,13 +129,13 @@ class Judge(Giver):
             self._kept[probe] = found
         return found
 
-    def _forget_weights(self) -> None:
-        """Give up weights that no open question refers to, where they take much memory.
+    def _forget_weights(self, most_bytes: float) -> None:
+        """Give up weights that no open question refers to, where all take more memory than this.
 
         Those of a gigabyte would fill a GPU, here and in the contender's process: the probes have
         some fifty kinds of them.
         """
-        if sum(tensor.nbytes for tensor in self._weights_of.values()) <= self._weights_bytes:
+        if sum(tensor.nbytes for tensor in self._weights_of.values()) <= most_bytes:
             return
         asked = (found.question.tensors.values() for found in self._asked.values())
         used = {tensor.data_ptr() for tensors in asked for tensor in tensors}
@@ -180,18 +181,21 @@ class Judge(Giver):
         return {}, ()
 
     def free(self) -> Answer:
-        """Give up what is kept for later contenders.
+        """Give up what is kept for later contenders, and for later questions where it is much.
 
         Returns:
-            Bytes: of all memory, which of it is held, and was most since the last time, is free.
+            Bytes: of all memory, which of it is held, and was most since the last time, is free;
+            and of which weights questions may still refer to.
         """
         device = self._oracle.device
         self._most_used_bytes()
         most_bytes, self._held_bytes = self._held_bytes, 0
         self._kept.clear()
         self._last = None
+        total_bytes = gpu_memory.total_bytes(device)
+        self._forget_weights(IDLE_SHARE * (total_bytes or free_bytes(device)))
         held_bytes = gpu_memory.free_all_unused(device)
         return {
-            "held_bytes": held_bytes, "most_bytes": most_bytes, "free_bytes": free_bytes(device),
-            "total_bytes": gpu_memory.total_bytes(device),
+            "held": sorted(self._weights_of), "held_bytes": held_bytes, "most_bytes": most_bytes,
+            "free_bytes": free_bytes(device), "total_bytes": total_bytes,
         }, ()  # fmt: skip

@@ -90,11 +90,17 @@ class Pair:
         """Let both processes free what they can."""
         self._asking.free()
 
-    def _free_contender(self) -> None:
-        """Let the contender's process free what it can, if there is one."""
-        if self._producer.is_alive:
+    def _free_contender(self, held: Sequence[str] | None = None) -> None:
+        """Let the contender's process free what it can, if there is one.
+
+        With `held` these are the weights that later questions may refer to: it forgets the others.
+        """
+        forgotten = set() if held is None else self._known.difference(held)
+        if self._producer.is_alive and (held is None or forgotten):
             with suppress(WorkerCrashed, WorkerTimeout, JobFailed):  # its next call says so
-                self._producer.call("free", {}, timeout_s=self._most_s)
+                asks = {"forget": sorted(forgotten)}
+                self._producer.call("free", asks, timeout_s=self._most_s)
+                self._known -= forgotten
 
     def end(self, *, with_judge: bool = True) -> None:
         """End both processes, so that others have their memory; a judge may be started again.

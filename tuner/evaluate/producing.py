@@ -171,9 +171,11 @@ class Producer:
         self._received |= self._unpacked(question, blobs)[1]
         return {}, ()
 
-    def free(self) -> Answer:
-        """Give up memory that nothing uses, and answers that were judged."""
+    def free(self, forget: Sequence[str] = ()) -> Answer:
+        """Give up memory that nothing uses, answers that were judged, and some weights."""
         self._lent = {}
+        for token in forget:
+            self._received.pop(token, None)
         gpu_memory.free_all_unused(self._device)
         return {}, ()
 
