@@ -75,7 +75,10 @@ __device__ __forceinline__ void store_any(float (&totals)[kParts][kSums], const 
       const int64_t column = ours.column + s;
       const int64_t row = tile.column + part * wgmma_products::kColumns + i / 4 * 8 +
                           2 * at.member + i % 2;
-      if (row >= finish.rows || column >= finish.columns) continue;
+      if (row >= finish.rows || column >= finish.columns) {
+        if constexpr (Epilogue::kHasMoments) totals[part][i] = totals[0][2 * s];
+        continue;
+      }
       const float x_unit = __ldcg(finish.x_unit + of_x + row);
       const float x_mean = __ldcg(finish.x_mean + of_x + row);
       const float found =

@@ -63,12 +63,12 @@ __device__ __forceinline__ void store_moments(const float (&values)[kParts][kSum
   const int column = first_row / 64 * 128 + thread;
   if (column >= kBlockN || at.column + column >= finish.columns) return;
   if (left <= 0) return;  // of a cluster's tiles the last ones may have no rows
-  moments::Moments found = {0.0, 0.0, 0.0};
+  moments::Moments found = {0.0f, 0.0, 0.0};
 #pragma unroll 1
   for (int each = 0; each < kConsumerWarps && 16 * each < left; ++each) {
     float mean, around;
     wgmma_pipeline::load_two(&mean, &around, room + 8 * (each * kBlockN + column));
-    const double rows = static_cast<double>(min(left - 16 * each, int64_t{16}));
+    const float rows = static_cast<float>(min(left - 16 * each, int64_t{16}));
     found = moments::joined(found, {rows, mean, around});
   }
   moments::store(epilogue, found, at.column + column, finish.columns, at.row / kBlockM,

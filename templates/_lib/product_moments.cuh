@@ -4,16 +4,17 @@
 namespace moments {
 
 struct Moments {
-  double count, mean, squares;
+  float count;
+  double mean, squares;
 };
 
 // Of two sets (Chan, Golub and LeVeque, "Updating formulae", 1979).
 __device__ __forceinline__ Moments joined(const Moments& one, const Moments& other) {
-  const double count = one.count + other.count;
-  const double share = count > 0.0 ? other.count / count : 0.0;
+  const float count = one.count + other.count;
+  const float share = other.count / fmaxf(count, 1.0f);
   const double apart = other.mean - one.mean;
   return {count, one.mean + apart * share,
-          one.squares + other.squares + apart * apart * one.count * share};
+          one.squares + other.squares + apart * apart * (one.count * share)};
 }
 
 template <class Epilogue>
