@@ -176,6 +176,25 @@ def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
 
 @needs_nvcc
 @pytest.mark.parametrize(
+    "tile",
+    here_and_on_a_gpu([t for t in TILES if t[0] == "converted"], [("converted", 256, 64, 1)]),
+)
+def test_moments_of_columns_leave_the_loop_its_registers(tile, monkeypatch, tmp_path):
+    """One register that was stored in each stage of it took more time than moments save."""
+    make = cuda_code(monkeypatch, tmp_path)
+    init = "self.a = nn.Linear(264, 260); self.n = nn.BatchNorm1d(260)"
+    module = (init, "self.n(torch.relu(self.a(x)))", "704, 264")
+    _, candidate = candidate_of(tmp_path, module, **dict(zip(NAMES, tile, strict=True)))
+    text, found = candidate.source, {"CudaCode": make}
+    exec(text[text.index("cuda_code = CudaCode(") : text.index("def product_converts")], found)
+    kernels = parse_resources(found["cuda_code"].log, None)
+    kernels = [k for k in kernels if "converted" in k.name and "product_kernel" in k.name]
+    assert len(kernels) == 2 and any("_epilogue" in kernel.name for kernel in kernels)
+    assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
     "tile", here_and_on_a_gpu(IMAGE_TILES, [(2, 1, 64, 2, 2), (4, 2, 16, 2, 1)])
 )
 def test_no_tile_of_a_convolution_spills(tile, monkeypatch, tmp_path):

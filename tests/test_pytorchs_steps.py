@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from command_line import tune
@@ -9,6 +11,7 @@ from command_line import tune
 from tuner.config.run_config import load_config
 from tuner.deriving import derive_config
 from tuner.evaluate.modules import module_of
+from tuner.evaluate.steps import Upstream, step_of
 from tuner.instead import Instead
 from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
@@ -102,3 +105,41 @@ def test_other_rejections_are_none_of_a_step():
     forward, backward = FORWARD, BACKWARD_OF
     assert are_of_gradients([backward, backward])
     assert not are_of_gradients([backward, forward]) and not are_of_gradients([])
+
+
+class Seen(torch.autograd.Function):
+    """Twice x; keeps the gradients that it is given."""
+
+    given: ClassVar[list[torch.Tensor]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2.0 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        Seen.given.append(grad)
+        return 2.0 * grad
+
+
+def test_a_step_is_given_normal_gradients_the_same_each_time(monkeypatch):
+    """Of a plain sum they would be ones: behind a softmax what follows is rounding's noise."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return Seen.apply(x), Seen.apply(x[:5])
+
+    monkeypatch.setattr(Seen, "given", [])
+    upstream = Upstream()
+    first, second = (step_of(Model(), upstream) for _ in range(2))
+    inputs = [torch.randn(40, 300)]
+    (found,) = first(inputs)
+    second(inputs)
+    first([inputs[0][:8]])
+    small, large = sorted(Seen.given[:2], key=torch.numel)
+    assert small.shape == (5, 300) and large.shape == (40, 300)
+    assert torch.equal(found, 2 * (large + torch.nn.functional.pad(small, (0, 0, 0, 35))))
+    assert abs(float(large.mean())) < 0.05 and abs(float(large.std()) - 1.0) < 0.05
+    again = sorted(Seen.given[2:4], key=torch.numel)
+    assert torch.equal(again[0], small) and torch.equal(again[1], large)
+    assert {g.shape[0] for g in Seen.given[4:]} == {5, 8}  # of fewer rows others are drawn

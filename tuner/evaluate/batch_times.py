@@ -21,7 +21,7 @@ from tuner.evaluate.in_turns import (
     numbered,
     seconds_of_turns,
 )
-from tuner.evaluate.steps import step_of
+from tuner.evaluate.steps import Upstream, step_of
 from tuner.evaluate.timed import INPUT_SEED, WEIGHT_SEED
 from tuner.machine.host import usable_memory_bytes
 from tuner.machine.platforms import is_gpu, platform_of
@@ -289,8 +289,9 @@ class BatchTimes:
         inputs = self._problem.make_inputs(
             INPUT_SEED, distribution=distribution, batch=rows, device=self.device
         )
+        upstream = Upstream()
         theirs, mine = (
-            step_of(model) if way == "step" else _call_of(model)
+            step_of(model, upstream) if way == "step" else _call_of(model)
             for model in (self._reference, self._file)
         )
         kernels = self._kernels.get(way, (0,))
