@@ -20,6 +20,7 @@ from test_matching import TEXT
 from test_steps import Taken, derive_with_steps
 from test_steps_of_halves import Libdevice
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tuner.evaluate.modules import imported
 from tuner.export.module import export_text
@@ -243,6 +244,32 @@ def test_other_circumstances_are_seen(name, block):
             found += torch.func.jvp(model, (x,), (x,))
         made.append(found)
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # whatever it is: nothing is made there
+def test_a_default_device_leaves_the_kernels_in_place(device, block):
+    """`torch.set_default_device` is a mode of PyTorch's functions, which others' modes are not."""
+    mine, own = pair(block)
+    x = given(3)
+
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with counted(block) as plain:
+        expected = asked(mine, x)
+    with torch.device(device), counted(block) as calls, whole_looks(block) as looks:
+        found = asked(mine, x)
+    assert calls == plain and calls and not looks
+    assert all(map(torch.equal, found, expected))
+    fresh = block.module["ModelNew"]()  # of which nothing is known yet
+    fresh.load_state_dict(own.state_dict())
+    with torch.device(device), counted(block) as calls:
+        found = asked(fresh, x)
+    assert calls == plain and all(map(torch.equal, found, expected))
+    with Seen(), counted(block) as calls:
+        asked(mine, x)
+    assert not calls
 
 
 def check_a_file_in_triton(folder: str) -> None:

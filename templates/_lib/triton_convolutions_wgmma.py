@@ -215,7 +215,8 @@ def image_numbers(size, kernel, is_transposed, geometry, samples, channels, colu
         IMAGE_HALVES * samples * planes * 8 * math.prod(of["PADDED"]) + 8 * beyond,
         rows * steps * IMAGE_HALVES * 16,
     )
-    return of, (torch.tensor([*source, *numbers], dtype=torch.int64), rows, sizes)
+    numbers = torch.tensor([*source, *numbers], dtype=torch.int64, device="cpu")
+    return of, (numbers, rows, sizes)
 
 
 def convolution_by_wgmma(

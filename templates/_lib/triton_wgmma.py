@@ -138,7 +138,8 @@ def product_by_wgmma(
         marks = torch.empty(w_batches * num_columns, dtype=torch.int32, device=x.device)
         apart = cut * x.stride(-1) if cut else x.stride(0), x.stride(-2), x.stride(-1)
         numbers = [num_rows, num_columns, padded if cut else depth, depth, padded]
-        numbers = torch.tensor([*numbers, x_batches, w_batches, *apart], dtype=torch.int64)
+        numbers = [*numbers, x_batches, w_batches, *apart]
+        numbers = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         cuda_code(
             own + "_turned", x_high, x_low, x_unit, x_mean, x, weight, added, made, marks, odd,
             *more, numbers, len(numbers),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 __all__ = ["KNOWN_TEXT", "WATCHED_TEXT"]
 
-# Whether PyTorch has to see the operations of a call: the lines of a condition.
+# Whether PyTorch has to see the operations of a call, but for modes of its functions: the lines of
+# a condition.
 WATCHED_TEXT = """\
         torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
         or torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
@@ -198,10 +198,20 @@ def places_of(module, parts, tensors):
     return None if None in places else (places, tied, absent)
 
 
+def has_function_mode():
+    # Whether somebody else sees PyTorch's functions: `torch.set_default_device` sees those alone
+    # that make tensors, of which none here is made without its device.
+    count = torch._C._len_torch_function_stack()
+    return count > 0 and any(
+        type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count)
+    )
+
+
 def is_watched():
     # Whether PyTorch has to see the operations of a call.
     return (
-{watched}        or torch.nn.modules.module._has_any_global_hook()
+        has_function_mode()
+        or {watched}        or torch.nn.modules.module._has_any_global_hook()
         or torch.get_default_dtype() != _DEFAULT_DTYPE
     )
 
@@ -273,4 +283,4 @@ def at_once(op, *args):
     return work(*args)
 
 
-""".replace("{watched}", WATCHED_TEXT)
+""".replace("{watched}", WATCHED_TEXT.lstrip())

@@ -48,6 +48,8 @@ import weakref
 from operator import is_
 from typing import Any
 
+from torch.utils._device import DeviceContext
+
 {beside}
 _HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
 _GIVEN = [  # inputs: dtype, whether they have any number of rows, and their further sizes
@@ -185,8 +187,11 @@ def has_forms(inputs, on_cpu):
     for x in inputs:
         if not isinstance(x, torch.Tensor) or x.is_nested:
             return None
-    if torch.overrides.has_torch_function((*inputs, *state.values())):
-        return None
+    tensors = (*inputs, *state.values())
+    if torch.overrides.has_torch_function(tensors):  # of a tensor's class, or of a mode
+        is_plain_class = all([type(x) in (torch.Tensor, nn.Parameter) for x in tensors])
+        if is_compiling or has_function_mode() or not is_plain_class:
+            return None
     for x in (*inputs, *state.values()):
         kind = type(x)
         if x.layout is not torch.strided:

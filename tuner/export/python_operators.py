@@ -110,7 +110,8 @@ def _form_of(work, args):
     # All of the arguments that an operator checks. None where PyTorch has to see the call, or
     # where arguments are first made as kernels expect them.
     if (
-{watched}    ):
+        torch._C._len_torch_function_stack()
+        or {watched}    ):
         return None
     form = [work]
     for x in args:
@@ -140,7 +141,7 @@ def _called(op, work, args):
         if len(_TAKEN) >= 1024:  # as many numbers of rows, say
             _TAKEN.clear()
         _TAKEN.add(form)
-    return made""".replace("{watched}", WATCHED_TEXT)
+    return made""".replace("{watched}", WATCHED_TEXT.lstrip())
 
 
 _PYTHON_PREPARED = """\
