@@ -13,9 +13,9 @@ from command_line import tune
 from made_runs import made_run, result, trials
 
 from tuner.capture.capture import capture
-from tuner.capture.outline import Outline, outline_of
+from tuner.capture.outline import Given, Outline, outline_of
 from tuner.errors import StorageError
-from tuner.gaining import nothing
+from tuner.gaining import least_us, nothing
 from tuner.machine.ceilings import bound_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import describe
@@ -30,7 +30,7 @@ from tuner.trial import to_json
 
 TEXT = """
 import torch
-import torch.nn as nn
+import torch.nn as nn, torch.nn.functional as F
 
 
 class Model(nn.Module):
@@ -59,6 +59,15 @@ COSTS = {
     "a value for each row": ("(x * y).sum(-1)", 2 * WHOLE, 120, 2400),
     "one output twice": ("(x.exp(),) * 2", WHOLE, WHOLE, 1200),
     "a view of an input": ("(x.view(40, 30), y.exp())", WHOLE, WHOLE, 1200),
+    "a product": ("torch.relu(x @ y.T)", 2 * WHOLE, 3600, 2 * 900 * 40 + 900),
+    "half of a product": ("torch.tril(x @ y.T)", 2 * WHOLE, 3600, 900 * 40 + 3 * 900),
+    "rows of a product": ("(x @ y.T)[:10] + 1", 2 * WHOLE, 1200, 2 * 300 * 40 + 300),
+    "a convolution": (
+        "F.conv1d(x[None], y[:7, :30, None])",
+        WHOLE + 840,
+        1120,
+        2 * 7 * 30 * 40,
+    ),
 }
 
 
@@ -96,6 +105,25 @@ def test_the_bound_is_the_longer_one_of_traffic_and_arithmetic():
     assert bound_us(1.0, 1.0, describe("cpu"), "fp32") is None
 
 
+def test_products_take_the_tensor_cores_that_their_accuracy_allows():
+    h200 = known_device("H200")  # 989.4 TFLOPS of float16
+    given = (Given("x", "input", (8, 8), "float32"),)
+    products = Outline(given, (), (), (), 8, 8, 10**15 + 10**9, True, matrix_flops=10**15)
+    third, one = 1e15 / (989.4 / 3) / 1e6, 1e15 / 989.4 / 1e6
+    found = {kind: least_us(products, h200, kind) for kind in ("float32", "pytorch", "tf32")}
+    assert found == {
+        "float32": pytest.approx(third), "pytorch": pytest.approx(third),
+        "tf32": pytest.approx(one),
+    }  # fmt: skip
+    images = replace(products, matrix_flops=0, convolution_flops=10**15)
+    assert least_us(images, h200, "pytorch") == pytest.approx(one)  # which PyTorch rounds as well
+    assert least_us(images, h200, "float32") == pytest.approx(third)
+    short = replace(products, given=(Given("x", "input", (8, 8), "bfloat16"),))
+    assert least_us(short, h200, "float32") == pytest.approx(one)
+    moved = replace(products, read_bytes=48 * 10**12)  # 10 s of memory, beside 3 s of products
+    assert least_us(moved, h200, "float32") == pytest.approx(1e7)
+
+
 def test_what_could_be_gained_is_said_in_numbers():
     gain = Gain("NVIDIA H200", True, 3_000_000_000, 1_800_000_000, 10**9, 1000.0)
     assert gain.ratio is None and "PyTorch was not timed; the bound is 1.00 ms" in gain.words
@@ -107,6 +135,11 @@ def test_what_could_be_gained_is_said_in_numbers():
         "to gain: PyTorch takes 4.00 ms, a copy of as many bytes 1.10 ms; the bound is 1.00 ms, "
         "25 % of PyTorch's time: at most 4.00x to gain",
     ]
+    made = replace(slow, flops=137_438_953_472 + 58_793_985, product_flops=137_438_953_472)
+    assert gain_lines(made)[1] == (
+        "arithmetic: at least 137,438,953,472 flop in products, two for each and its sum, and "
+        "58,793,985 around, one an element and step"
+    )
     unknown = replace(slow, bound_us=None)
     assert "the bound is not known: no datasheet's rates of NVIDIA H200" in unknown.words
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline
 from tuner.errors import NothingToGainError, TunerError
 from tuner.evaluate.asking import with_memory
@@ -21,16 +20,18 @@ from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, asked, new_worker
 from tuner.evaluate.worker import Worker
 from tuner.machine.ceilings import bound_us
+from tuner.machine.device import Device
 from tuner.machine.platforms import is_gpu
 from tuner.machine.turns import turns_of
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.review.gain import Gain, ModuleRecord
 
-__all__ = ["ROUNDING", "bound_of", "measured", "nothing", "worth_searching"]
+__all__ = ["ROUNDING", "bound_of", "least_us", "measured", "nothing", "worth_searching"]
 
 PRECISION = "fp32"  # a nest has no products for tensor cores
 OF_HALVES = "fp16x3"  # products by halves have
+ONE_HALF = "fp16"
 FIRST_SAMPLES = 3
 TIMED_S = {"gpu": 0.2, "cpu": 0.5}  # of samples, of PyTorch and of the copy each
 FEWEST, MOST = 5, 100  # samples
@@ -63,16 +64,39 @@ def get_init_inputs():
 
 def bound_of(planned: Planned, outline: Outline) -> Gain:
     """Return traffic and bound of a derived operator on a device, with nothing timed."""
-    has_halves = not PRODUCTS.keys().isdisjoint(planned.family.templates)
-    precision = OF_HALVES if has_halves else PRECISION
+    kind = planned.config.accuracy.kind
     return Gain(
         device=planned.device.name,
         is_gpu=is_gpu(planned.device.kind),
         read_bytes=outline.read_bytes,
         written_bytes=outline.written_bytes,
         flops=outline.flops,
-        bound_us=bound_us(outline.flops, outline.num_bytes, planned.device, precision),
+        product_flops=outline.matrix_flops + outline.convolution_flops,
+        bound_us=least_us(outline, planned.device, kind),
     )
+
+
+def least_us(outline: Outline, device: Device, accuracy: str) -> float | None:
+    """Return the time below which a device cannot do it in us, None where that is not known.
+
+    Tensor cores and the plain ones work side by side, with the memory. Of float32 products a class
+    of `accuracy` in which PyTorch may take TF32 allows one of float16, which rounds as much; but
+    `pytorch` of convolutions alone, as PyTorch's own settings do. Others take three.
+    """
+    rest = outline.flops - outline.matrix_flops - outline.convolution_flops
+    least = bound_us(rest, outline.num_bytes, device, PRECISION)
+    dtypes = {given.dtype for given in outline.given}
+    if least is None or "float64" in dtypes:
+        return least
+    is_short = bool(dtypes & {"float16", "bfloat16"})
+    products_us = 0.0
+    for flops, rounding in (
+        (outline.matrix_flops, ("tf32", "tolerance")),
+        (outline.convolution_flops, ("tf32", "tolerance", "pytorch")),
+    ):
+        precision = ONE_HALF if is_short or accuracy in rounding else OF_HALVES
+        products_us += bound_us(flops, 0.0, device, precision) or 0.0
+    return max(least, products_us)
 
 
 def measured(planned: Planned, outline: Outline, observer: Observer | None = None) -> Gain:

@@ -21,8 +21,11 @@ from tuner.capture.operations import OPERATIONS
 from tuner.capture.precision import FLOATS
 from tuner.capture.vocabulary import VOCABULARY
 
-__all__ = ["MOVES", "Call", "call_of", "is_call", "with_results_apart"]
+__all__ = [
+    "MATRIX_PRODUCTS", "MOVES", "Call", "call_of", "flops_of", "is_call", "with_results_apart",
+]  # fmt: skip
 
+MATRIX_PRODUCTS = frozenset({"linear", "matmul", "bmm", "attention"})
 # The arguments that PyTorch takes, in its order: operands and attributes of the vocabulary's.
 _POOL = "x kernel_size stride padding"
 _FORMS = {
@@ -158,7 +161,7 @@ def call_of(graph: Graph, node: Node) -> Call:
         before = [None] * (len(node.shape) - len(values[0].shape)) + [*values[0].shape]
         pairs = zip(before, node.shape, strict=True)
         args = (args[0], _constant([-1 if old == new else new for old, new in pairs]))
-    flops = _flops(node, values)
+    flops = flops_of(node, values)
     pick = node.attrs.get("pick")
     which = pick if isinstance(pick, int) else None
     forms = tuple((value.shape, value.dtype) for value in values)
@@ -263,7 +266,7 @@ def _constant(value: JsonValue) -> str:
     return repr(value)
 
 
-def _flops(node: Node, values: list[Tensor | Node]) -> int:
+def flops_of(node: Node, values: Sequence[Tensor | Node]) -> int:
     """Count a product and its sum as two, for each element of what is summed."""
     count = math.prod(node.shape)
     if node.op in ("linear", "matmul", "bmm"):

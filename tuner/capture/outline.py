@@ -12,7 +12,7 @@ from tuner.capture.graph import Graph, Node, Operand, Ref, Rewrite, Tensor
 from tuner.capture.half_products import makers_of
 from tuner.capture.identity import keys_of
 from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
-from tuner.capture.library import Call
+from tuner.capture.library import MATRIX_PRODUCTS, Call, flops_of
 from tuner.capture.merging import constant_outputs
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import suffixes_of
@@ -79,9 +79,10 @@ class Outline:
 
     `read_bytes` counts each tensor that is given once, `written_bytes` each output and each buffer
     that the call updates: traffic that no kernel avoids. `flops` counts one operation for each
-    element of each step, so it is a lower bound as well. `rewrites` are the exact steps that led
-    to this graph from what was captured; `constants` the outputs that are the same for all finite
-    inputs and weights. Both are empty in records of older runs.
+    element of each step, and two for a product and its sum, so it is a lower bound as well; of
+    these `matrix_flops` are products of matrices, `convolution_flops` convolutions. `rewrites` are
+    the exact steps that led to this graph from what was captured; `constants` the outputs that are
+    the same for all finite inputs and weights. All of these are empty in records of older runs.
     """
 
     given: tuple[Given, ...]
@@ -94,6 +95,8 @@ class Outline:
     is_training: bool
     rewrites: tuple[Rewrite, ...] = ()
     constants: tuple[str, ...] = ()
+    matrix_flops: int = 0
+    convolution_flops: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -111,6 +114,7 @@ def outline_of(graph: Graph) -> Outline:
         **{t.name: "buffer" for t in graph.buffers},
         **{t.name: "constant" for t in graph.constants},
     }
+    products = _product_flops(graph)
     return Outline(
         given=tuple(
             Given(t.name, kinds[t.name], t.shape, t.dtype) for t in graph.given if t.name in used
@@ -120,10 +124,12 @@ def outline_of(graph: Graph) -> Outline:
         tasks=_tasks(graph),
         read_bytes=_read_bytes(graph),
         written_bytes=_written_bytes(graph),
-        flops=_flops(graph),
+        flops=_flops(graph) + sum(products),
         is_training=graph.is_training,
         rewrites=graph.rewrites,
         constants=constant_outputs(graph),
+        matrix_flops=products[0],
+        convolution_flops=products[1],
     )
 
 
@@ -183,7 +189,13 @@ def _step(node: Node) -> Step:
 
 
 def _read_bytes(graph: Graph) -> int:
-    """Return the bytes that must be read: of what is sliced the slices, of a mere view nothing."""
+    """Return the bytes that must be read of what is given."""
+    read = _bytes_read(graph)
+    return sum(read[tensor.name] for tensor in graph.given)
+
+
+def _bytes_read(graph: Graph) -> dict[str, int]:
+    """Return what must be read of each value: of what is sliced the slices, of a view nothing."""
     users = graph.users
     values: list[Tensor | Node] = [*graph.given, *graph.nodes]
     read: dict[str, int] = {}
@@ -197,13 +209,31 @@ def _read_bytes(graph: Graph) -> int:
             else:
                 total += value.num_bytes
         read[value.name] = min(value.num_bytes, total)
-    return sum(read[tensor.name] for tensor in graph.given)
+    return read
 
 
 def _written_bytes(graph: Graph) -> int:
     """Return the bytes that must be written; what is a view of an argument is not copied."""
     made = [n for n in dict.fromkeys(graph.outputs) if isinstance(viewed(graph, n), Node)]
     return sum(graph.value(name).num_bytes for name in [*made, *graph.buffer_updates.values()])
+
+
+def _product_flops(graph: Graph) -> tuple[int, int]:
+    """Count the operations of products of matrices, and of convolutions.
+
+    Of what is sliced, and of what a mask may leave out half of, no more need be made.
+    """
+    found, read, users = [0, 0], _bytes_read(graph), graph.users
+    for node in graph.nodes:
+        is_convolution = node.op.startswith(("conv", "aten.conv"))
+        if not (is_convolution or node.op in MATRIX_PRODUCTS):
+            continue
+        flops = flops_of(node, [graph.value(name) for name in node.refs])
+        if node.name not in graph.outputs and node.num_bytes:
+            is_masked = {user.op for user in users[node.name]} == {"where"}
+            flops = flops * read[node.name] // node.num_bytes // (1 + is_masked)
+        found[is_convolution] += flops
+    return found[0], found[1]
 
 
 def _flops(graph: Graph) -> int:

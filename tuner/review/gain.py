@@ -26,8 +26,9 @@ MAX_COLUMN = 44  # characters of a column of the graph, unless one is longer
 class Gain:
     """A module's traffic, the device's bound, and PyTorch's own time, where they are known.
 
-    `read_bytes`, `written_bytes` and `flops` are an `Outline`'s. `bound_us` is the datasheet's,
-    `copy_us` what PyTorch takes to copy as many bytes, timed like PyTorch's forward (`eager_us`).
+    `read_bytes`, `written_bytes` and `flops` are an `Outline`'s, `product_flops` those of its
+    products and convolutions. `bound_us` is the datasheet's, `copy_us` what PyTorch takes to copy
+    as many bytes, timed like PyTorch's forward (`eager_us`).
     `facts` were seen of PyTorch on the device, named as constraints name them.
     """
 
@@ -40,6 +41,7 @@ class Gain:
     eager_us: float | None = None
     copy_us: float | None = None
     facts: dict[str, bool] = field(default_factory=dict)
+    product_flops: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -126,9 +128,19 @@ def gain_lines(gain: Gain) -> list[str]:
     total = bytes_words(gain.num_bytes)
     return [
         f"traffic: {total} ({read} read, {written} written), each input, weight and output once",
-        f"arithmetic: at least {gain.flops:,} flop, one an element and step",
+        f"arithmetic: at least {_flop_words(gain)}",
         f"to gain: {gain.words}",
     ]
+
+
+def _flop_words(gain: Gain) -> str:
+    others = gain.flops - gain.product_flops
+    if not gain.product_flops:
+        return f"{others:,} flop, one an element and step"
+    return (
+        f"{gain.product_flops:,} flop in products, two for each and its sum, and {others:,} "
+        "around, one an element and step"
+    )
 
 
 def shape_words(shape: tuple[int, ...]) -> str:
