@@ -198,15 +198,6 @@ def places_of(module, parts, tensors):
     return None if None in places else (places, tied, absent)
 
 
-def has_function_mode():
-    # Whether somebody else sees PyTorch's functions: `torch.set_default_device` sees those alone
-    # that make tensors, of which none here is made without its device.
-    count = torch._C._len_torch_function_stack()
-    return count > 0 and any(
-        type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count)
-    )
-
-
 def is_watched():
     # Whether PyTorch has to see the operations of a call.
     return (

@@ -149,7 +149,16 @@ def has_forms(inputs, on_cpu):
     return True
 
 
-{rows}def usual_state(module, inputs):
+{rows}def has_function_mode():
+    # Whether somebody else sees PyTorch's functions: `torch.set_default_device` sees those alone
+    # that make tensors, of which none here is made without its device.
+    count = torch._C._len_torch_function_stack()
+    return count > 0 and any(
+        type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count)
+    )
+
+
+def usual_state(module, inputs):
     # The module's tensors by name where the loops were written for such a call, else None.
     if _IS_EDITED:
         return None
