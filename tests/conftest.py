@@ -108,7 +108,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write what was rendered into tests/golden/ instead of comparing",
     )
     parser.addoption(
-        "--brief", action="store_true", help="of tests in tests/brief.txt run some cases alone"
+        "--brief",
+        action="store_true",
+        help="of tests with many cases, and of those in tests/brief.txt, run some",
     )
 
 
@@ -174,6 +176,9 @@ _LONG = (
 )
 
 
+_MOST_CASES = 4  # of a test that brief.txt does not name
+
+
 def _brief() -> dict[str, int]:
     """Return how many cases of a test are enough, by `file::test`, from brief.txt."""
     lines = Path(__file__).with_name("brief.txt").read_text(encoding="utf-8").splitlines()
@@ -182,15 +187,16 @@ def _brief() -> dict[str, int]:
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases that are not run where those in brief.txt are enough; a GPU's all are."""
-    cases: dict[str, list[pytest.Item]] = {name: [] for name in _brief()}
+    """Return the cases that are not run where few are enough; a GPU's all are."""
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
-        if name in cases and not item.get_closest_marker("gpu"):
-            cases[name].append(item)
+        if not item.get_closest_marker("gpu"):
+            name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+            cases.setdefault(name, []).append(item)
     left_out: set[pytest.Item] = set()
-    for name, count in _brief().items():
-        found = cases[name]
+    counts = _brief()
+    for name, found in cases.items():
+        count = counts.get(name, _MOST_CASES)
         kept = {place * len(found) // count for place in range(count)} if count else set()
         left_out |= {item for place, item in enumerate(found) if place not in kept}
     return left_out
