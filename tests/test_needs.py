@@ -12,7 +12,7 @@ from tuner.check.probes import thorough_probes
 from tuner.check.refusals import FEWER_ROWS
 from tuner.evaluate.forecast import asked_rows
 from tuner.evaluate.needs import FEWEST_SEEN, STEP, Needs
-from tuner.machine.turns import ALL, HALF, LITTLE, SOME
+from tuner.machine.turns import ALL, HALF, LITTLE, MOST, SOME
 
 GPU_BYTES = 80 * 2**30
 TALL = Probe("very many rows", batch=65_537, is_tall=True)
@@ -72,6 +72,20 @@ def test_weights_that_take_less_than_estimated_hide_no_rows_that_take_more():
     assert HALF < taken < needs._bound(large) and needs.share(large) >= taken
 
 
+def test_weights_of_gigabytes_wait_for_what_they_take_and_leave_a_part_to_others():
+    """A Linear of 32768 x 32768: questions took 93 GiB of 140, judge and contender together."""
+    gpu_bytes = 140.0 * 2**30
+    heavy = Needs(Extent(16, 32768.0 * 2, "gpu"), 2.0**30, gpu_bytes)
+    light = Needs(Extent(1024, 8192.0 * 2, "gpu"), 2.0**26, gpu_bytes)
+    assert heavy.are_heavy and not light.are_heavy
+    small = rows_of(16)
+    assert not heavy.is_known(small) and MOST <= heavy.share(small) < ALL
+    for _ in range(FEWEST_SEEN):
+        heavy.note(small, 93.0 * 2**30)
+    assert heavy.is_known(small) and MOST < heavy.share(small) < ALL
+    assert heavy.share(small) * gpu_bytes >= 93.0 * 2**30
+
+
 def test_gradients_are_bounded_by_what_gradients_took_alone():
     needs = needs_of(1e7)
     small, large = rows_of(16), rows_of(100)
@@ -118,7 +132,7 @@ def test_small_ones_are_asked_first_and_together_and_a_few_large_ones_then():
     # take it once, all together.
     heavy = Needs(Extent(1024, 1e3), 1e10, GPU_BYTES)
     asked = [rows_of(rows) for rows in (*range(1, 40), 8192)]
-    assert heavy.next_of(asked) == (HALF, [*range(8)])
+    assert heavy.next_of(asked) == (ALL, [*range(8)])
     for probe in asked[:8]:
         heavy.note(probe, 0.9 * GPU_BYTES)
     assert heavy.next_of(asked[8:]) == (ALL, [*range(31)])

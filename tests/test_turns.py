@@ -23,7 +23,7 @@ ways = {
     "all": lambda: turns.memory(1.0), "half": lambda: turns.memory(0.5),
     "most": lambda: turns.memory(0.75),
     "some": turns.memory, "little": lambda: turns.memory(0.0625),
-    "check": turns.checking,
+    "check": turns.checking, "heavy": lambda: turns.checking(True),
 }
 with ways.get(sys.argv[2], getattr(turns, sys.argv[2], None))():
     print("has it", flush=True)
@@ -151,6 +151,18 @@ def test_two_tuners_check_at_a_time_and_others_search_meanwhile(tmp_path, held, 
         assert begins(mine.checking, LONG_S)
         assert not begins(Turns(tmp_path).checking, SHORT_S)
     assert begins(Turns(tmp_path).checking, LONG_S)
+
+
+def test_one_heavy_check_at_a_time_beside_others(tmp_path, held):
+    held("heavy")
+    turns = Turns(tmp_path)
+    assert turns.has_others
+    assert not begins(lambda: turns.checking(True), SHORT_S)
+    for way in (turns.checking, turns.shared, lambda: turns.memory(MOST)):
+        assert begins(way, LONG_S)
+    own = Turns(tmp_path / "own")
+    with own.checking(True), own.checking(True):  # of several files of one tuner
+        assert own.num_checks == 2 and not own.has_others
 
 
 @pytest.mark.parametrize(("cores", "number"), [(1, 2), (5, 2), (7, 3), (64, 8)])

@@ -24,11 +24,14 @@ __all__ = ["Needs"]
 # Of each of the state what a pair of processes was seen to hold: weights of several probes and
 # gradients of several calls, in float64 as well.
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
+# Of these a Linear of 4 GB took on an H200, for gradients of several calls.
+SEEN_STATE_BYTES = 90
 FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
 SHARE_OF_ONE, LITTLE_OF_ONE = 1 / 5, 1 / 20  # of the memory, beside which others have room
 # A few questions say what larger ones take, and these a fourth more; a pair of processes keeps
 # what it does not use beside that.
 FEWEST_SEEN, SURPLUS, UNUSED_BYTES = 6, 1.25, 2 * MOST_UNUSED_BYTES
+MOST_SURPLUS = 1 / 16  # of the memory: of weights that take most of it no more are to come
 FIRST_LARGE = 8  # questions that take much memory, before it is looked at again
 MOST_GROWN = 8.0  # times what is estimated for the rows of those that were seen
 STEP = 1 / 8  # of the memory, in which is waited for it: those of one step are asked together
@@ -57,15 +60,15 @@ class Needs:
     def share(self, probe: Probe) -> float:
         """Return which share of a GPU's memory is waited for before a probe is asked.
 
-        Where too little is known that is half of it, or what others took: who waits for more stops
-        all other tuners, and what lacks memory is asked again.
+        Where too little is known that is half of it, what others took, or what weights take: who
+        waits for more stops all other tuners, and what lacks memory is asked again.
         """
         taken = self.taken(probe)
         if taken <= SHARE_OF_ONE:
             return LITTLE if taken <= LITTLE_OF_ONE else SOME
         if not self.is_known(probe):
             most_seen = max((used for _, used in self._seen_of(probe)), default=0.0)
-            return _in_steps(min(taken, max(HALF, most_seen)))
+            return _in_steps(min(taken, max(HALF, most_seen, self._state_share)))
         return _in_steps(min(taken, self._bound(probe)))
 
     def next_of(self, probes: Sequence[Probe]) -> tuple[float, list[int]]:
@@ -82,6 +85,15 @@ class Needs:
             known = [place for place in places if self.is_known(probes[place])]
             places = known or places[:FIRST_LARGE]
         return share, places
+
+    @property
+    def are_heavy(self) -> bool:
+        """Whether weights alone make nearly all questions take more than half of the memory."""
+        return self._state_share > HALF
+
+    @property
+    def _state_share(self) -> float:
+        return self._of_all(SEEN_STATE_BYTES * self.num_state)
 
     def is_large(self, probe: Probe) -> bool:
         """Whether one pair of processes asks a probe alone, as far as is estimated."""
@@ -131,7 +143,7 @@ class Needs:
             for rows, used in seen
             if rows >= ALIKE * largest
         )
-        return SURPLUS * most + self._of_all(UNUSED_BYTES)
+        return min(SURPLUS * most, most + MOST_SURPLUS) + self._of_all(UNUSED_BYTES)
 
     def _seen_of(self, probe: Probe) -> list[tuple[float, float]]:
         with_gradients = self._seen[True]  # which take more than those without

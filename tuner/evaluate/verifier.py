@@ -168,7 +168,7 @@ class Verifier:
         most_s = self._timeout_s if timeout_s is None else timeout_s
         notes: list[str] = []
         self._files.remember(contender)
-        with self._turns.checking(), ExitStack() as stack:
+        with self._turns.checking(self._needs.are_heavy), ExitStack() as stack:
             # What another tuner's check holds all memory for is waited for, not run into.
             start_pairs = functools.partial(self._pairs, stack, contender, most_s, notes)
             pairs, refusal = with_memory(self._turns, start_pairs, self._spec.memory_share)

@@ -7,6 +7,7 @@ Files of each GPU below `cache_folder()`, locked while it is used; whoever is ki
                 or all of them for a question of a check that may take so much; the last parts are
                 for who takes few, unless somebody needs them all
     check-0, .. held alone to check, by as many at a time as there are processors for
+    heavy       held alone for a whole check whose questions take most of the memory
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
     user-...    held by each process that searches, checks, waits for that or races
 
@@ -96,7 +97,7 @@ class Turns:
         self._patience_s = patience_s
         self._waited_s = 0.0
         self._waiting_since: float | None = None
-        self._memory, self._check = _Hold(), _Hold()
+        self._memory, self._check, self._heavy = _Hold(), _Hold(), _Hold()
         self._shares: list[float] = []  # of the memory, of turns that have begun
         self._seen_as: set[Path] = set()
 
@@ -156,16 +157,25 @@ class Turns:
                 self._shares.remove(share)
 
     @contextmanager
-    def checking(self) -> Iterator[None]:
-        """Check while few other tuners do; threads of this process do so side by side."""
+    def checking(self, is_heavy: bool = False) -> Iterator[None]:
+        """Check while few other tuners do; threads of this process do so side by side.
+
+        What is heavy takes most of the memory again and again. Of such checks there is one at a
+        time: two would wait for each other with each question, and what either keeps from question
+        to question would be lacking to the other.
+        """
+
+        def alone() -> None:
+            self._be_seen(self._heavy.stack)  # also while it waits
+            self._take(self._heavy.stack, "heavy", LOCK_EX, CHECKS_OF_OTHERS)
 
         def take() -> None:
-            self._be_seen(self._check.stack)  # also while it waits
+            self._be_seen(self._check.stack)
             self._take(
                 self._check.stack, "check", LOCK_EX, CHECKS_OF_OTHERS, num_places=checks_at_once()
             )
 
-        with self._check.taken(take):
+        with self._heavy.taken(alone) if is_heavy else nullcontext(), self._check.taken(take):
             yield
 
     @property
