@@ -136,6 +136,14 @@ def test_infinities_and_nan_go_where_pytorchs_products_let_them():
 
 
 @needs_gxx
+@pytest.mark.parametrize("terms", [8184, 8192, 8204, 9300])  # 8,192 are kept in registers
+def test_rows_longer_than_registers_hold(terms):
+    generator = torch.Generator().manual_seed(terms)
+    x, weight = (torch.randn(n, terms, generator=generator) for n in (3, 5))
+    assert_is_product(product(TILES[0], x, weight), x, weight)
+
+
+@needs_gxx
 def test_products_of_whole_numbers_are_exact():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 9, (70, 520), generator=generator).float()

@@ -29,6 +29,8 @@ using std::isnan, std::max, std::min;
 struct Dim { unsigned x; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static Dim threadIdx, blockIdx, gridDim;
