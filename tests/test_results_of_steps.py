@@ -558,7 +558,7 @@ RETURNED = {
     "h + k, h, k": "",
     "h, torch.softmax(h, -1), torch.relu(h)": "",
     # They part within one function, where nothing is seen.
-    "self.m(x, x, x)": "its first and its second result are made by the same matmul, through",
+    "self.m(x, x, x)": "its first and its second result are made by the same linear, through",
 }
 
 

@@ -90,6 +90,15 @@ def test_what_is_kept_has_the_epilogues_of_the_forward(how, tmp_path):
     assert not any(f.endswith("_behind_product") for f in functions(plan.extra["gradients"]))
 
 
+def test_a_step_keeps_a_product_as_it_is_made_with_its_bias_and_its_moments(tmp_path):
+    module = (LAYER + "; self.n = nn.BatchNorm1d(260)", "self.n(self.a(x))", "704, 264")
+    kept = plan_of(tmp_path, module).extra["kept"]
+    (step,) = kept.steps
+    assert step.function.endswith("_behind_product") and step.args[2] == "a_bias"
+    large = [t.name for t in kept.workspace if t.shape[0] == "batch"]
+    assert large == [] and step.args[3] in {output.name for output in kept.outputs}
+
+
 def test_halves_of_pytorchs_products_leave_a_step_to_the_reference(tmp_path):
     """Gradients by those are not exact enough on whole numbers."""
     plan = plan_of(tmp_path, MODULES["chain"], HALVES_TEMPLATE)

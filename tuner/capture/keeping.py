@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tuner.capture.graph import Graph, Node, Ref, Tensor, free_name, in_order
 from tuner.capture.index_space import ALIASES, REDUCTIONS
-from tuner.capture.library import is_call
+from tuner.capture.library import MATRIX_PRODUCTS, is_call
 from tuner.capture.viewing import is_same
 
 __all__ = ["divided", "reduced", "steps_from_given", "with_copies"]
@@ -72,6 +72,7 @@ def divided(
     while end < len(nodes) and nodes[end].op in PLACES:  # of a largest number that is returned
         end += 1
     backward = {n.name for n in nodes[end:]}
+    products = {n.name for n in nodes if n.op in MATRIX_PRODUCTS}
     # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
     views = {n.name: n.refs[:1] for n in nodes if n.op in ALIASES}
     refs = [r for n in nodes[end:] for r in n.refs if r not in backward]
@@ -106,6 +107,9 @@ def divided(
                 return (set(), {name}) if name in read else None
             computed |= found[0]
             held |= found[1]
+        # PyTorch keeps it, and not the product that it is of: whose kernel makes it at its end.
+        if name in read and any(h in products and h not in read for h in held):
+            return set(), {name}
         return computed, held
 
     kept: dict[str, None] = {}

@@ -22,7 +22,7 @@ from tuner.trial import Language
 
 __all__ = [
     "MATRICES", "computed", "cuda_text", "epilogue_of", "is_computable", "place_of_number",
-    "python_text", "started_by",
+    "python_text", "started_by", "tasks_behind",
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
         call: the product.
         results: what the graph gives, which is stored.
     """
-    behind = stages.tasks[stages.tasks.index(call) + 1 :]
+    behind = tasks_behind(stages, call)
     if not behind or not isinstance(behind[0], Nest) or call.name in results:
         return None
     nest, later = behind[0], behind[1:]
@@ -59,6 +59,15 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
         found, is_whole = places, places.get(call.name) == _PLACES[True, True]
     is_read = None not in found.values() and {t.dtype for t in nest.arguments} == {"float32"}
     return nest if is_known and is_read and is_whole else None
+
+
+def tasks_behind(stages: Stages, call: Call) -> Sequence[Nest | Call]:
+    """Return the tasks that follow a product, but for operands of others that are turned first."""
+    behind = stages.tasks[stages.tasks.index(call) + 1 :]
+    for place, task in enumerate(behind):
+        if not isinstance(task, Call) or task.function != "permute" or call.name in task.reads:
+            return behind[place:]
+    return ()
 
 
 def is_computable(statements: Sequence[Statement]) -> bool:

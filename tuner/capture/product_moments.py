@@ -22,6 +22,7 @@ from tuner.capture.product_epilogues import (
     is_computable,
     place_of_number,
     started_by,
+    tasks_behind,
 )
 from tuner.capture.stages import Stages
 
@@ -36,7 +37,7 @@ _PLACED = "int64_t row, int64_t column, int64_t columns"
 
 def moments_behind(stages: Stages, call: Call) -> Nest | None:
     """Return the nest behind a product of matrices that begins with moments of its columns."""
-    behind = stages.tasks[stages.tasks.index(call) + 1 :]
+    behind = tasks_behind(stages, call)
     if not behind or not isinstance(behind[0], Nest):
         return None
     nest = behind[0]

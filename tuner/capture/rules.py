@@ -110,9 +110,25 @@ def _bmm(low: Lowering, a: dict[str, Any]) -> Results:
     return low.view(low.emit("matmul", x, y, shape=low.shape[1:]), low.shape)
 
 
+def _weight_of_linear(low: Lowering, bias: Operand, left: Ref, right: Ref) -> Ref | None:
+    """Return the weight of a linear layer that is written as a product with its transpose."""
+    turned = low.node_of(right)
+    if turned is None or turned.op != "permute" or turned.attrs["axes"] != [1, 0]:
+        return None
+    is_row = low.shape_of(bias) == low.shape[-1:] and len(low.shape) == 2
+    forms = [low.forms[each.name][1] for each in (bias, left, right) if isinstance(each, Ref)]
+    weight = turned.args[0]
+    is_plain = is_row and forms == [low.dtype] * 3 and isinstance(weight, Ref)
+    return weight if is_plain and isinstance(weight, Ref) else None
+
+
 def _addmm(op: str) -> Rule:
     def rule(low: Lowering, a: dict[str, Any]) -> Results:
         left, right = list(a.values())[1:3]
+        is_sum = op == "matmul" and a.get("alpha", 1) == a.get("beta", 1) == 1
+        if is_sum and (weight := _weight_of_linear(low, a["self"], left, right)):
+            given = {"input": left, "weight": weight, "bias": a["self"]}
+            return low.library("linear", given, VOCABULARY["linear"].attrs)
         product = _scaled(low, low.emit(op, left, right), a.get("alpha", 1))
         if a.get("beta", 1) == 0:
             return product
