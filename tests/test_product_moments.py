@@ -15,6 +15,7 @@ from emulated_products import emulated_code
 from interpreted import interpreted
 from test_any_module import derive
 from test_half_products import TEXT, made_of, on_gpu
+from test_product_epilogues import candidate_of
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.evaluate.modules import fused, module_of
@@ -85,13 +86,6 @@ extern "C" const char* scaled_converted(CONVERTED_ARGUMENTS, double* partial, co
 }
 #endif
 """
-
-
-def candidate_of(folder: Path, module, **params):
-    _, made = made_of(folder, module)
-    family = load_family(made.name, [made.folder])
-    facts = known_device("H200").facts()
-    return family.render({"template": WGMMA_TEMPLATE, **params}, facts)
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -200,12 +194,17 @@ def odd(what: str, x: torch.Tensor, weight: torch.Tensor) -> None:
         weight[5, ::2] *= 2.0**-60
 
 
-def assert_normalised(*found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-    """Ours, PyTorch's own, and in float64: at most twice the error."""
-    for mine, own, exact in found:
-        assert torch.equal(mine.isfinite(), own.isfinite())
+def assert_normalised(mine, own, wide, x: torch.Tensor) -> None:
+    """A call of ours, of PyTorch's own and in float64: at most twice the error, buffers too."""
+    for other in (own, wide):
+        other.load_state_dict(mine.state_dict())
+    with torch.no_grad():
+        answers = [mine(x), own(x), wide(x.double())]
+    buffers = zip(mine.buffers(), own.buffers(), wide.buffers(), strict=True)
+    for ours, theirs, exact in [answers, *buffers]:
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
         kept = exact.isfinite()
-        error, limit = ((y.double() - exact)[kept].abs() for y in (mine, own))
+        error, limit = ((y.double() - exact)[kept].abs() for y in (ours, theirs))
         if kept.any():
             assert error.max() <= 2 * limit.max() + 1e-7 * exact[kept].abs().max()
 
@@ -231,15 +230,7 @@ def check_module(folder: str, weight_is: str, what: str) -> None:
     wide, own_model = problem.make_model(0).double(), problem.make_model(0)
     x = problem.make_inputs(1)[0]
     odd(what, x, model.a.weight.data)
-    for other in (wide, own_model):
-        other.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        mine, theirs, exact = model(x), own_model(x), wide(x.double())
-    assert_normalised(
-        (mine, theirs, exact),
-        (model.n.running_mean, own_model.n.running_mean, wide.n.running_mean),
-        (model.m.running_var, own_model.m.running_var, wide.m.running_var),
-    )
+    assert_normalised(model, own_model, wide, x)
     called = [
         name.rsplit("_behind_product", maxsplit=1) for name in operator.globals["cuda_code"].called
     ]
@@ -276,12 +267,4 @@ def test_normalised_products_on_a_gpu(tile, what, tmp_path):
     for rows in (1000, 130, 2047):
         given = torch.randn(rows, 520, device="cuda")
         odd(what, given, model.a.weight.data)
-        for each in (wide, own):
-            each.load_state_dict(model.state_dict())
-        with torch.no_grad():
-            mine, theirs, exact = model(given), own(given), wide(given.double())
-        assert_normalised(
-            (mine, theirs, exact),
-            (model.n.running_mean, own.n.running_mean, wide.n.running_mean),
-            (model.n.running_var, own.n.running_var, wide.n.running_var),
-        )
+        assert_normalised(model, own, wide, given)
