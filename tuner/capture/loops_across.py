@@ -103,6 +103,7 @@ class AcrossWriter:
                 name = self.names[given]
                 yield f"simd::Floats {name}_rows[kUnroll];"
                 yield from _each([f"{name}_rows[u] = {self._load(given)};"])
+                yield f"(void){name}_rows;"
         yield from self._of_rows(self.nest.before)
         for each in self.nest.passes:
             yield from self._pass(each)
