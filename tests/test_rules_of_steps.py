@@ -193,7 +193,7 @@ OVER_THE_BATCH = {
                    "torch.relu(self.n(self.l(x)))", "torch.randn(16, 9)"),
     "two_norms": ("self.l, self.n = nn.Linear(9, 64), nn.BatchNorm1d(64); "
                   "self.m = nn.LayerNorm(64)",
-                  "self.m(self.n(self.l(x)))", "torch.randn(16, 9)"),
+                  "self.m(self.n(self.l(x).flatten(0, 1)))", "torch.randn(8, 4, 9)"),
     "channels": ("self.c, self.n = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)",
                  "F.silu(self.n(self.c(x)))", "torch.randn(8, 3, 9, 7)"),
     "columns": ("self.w = nn.Parameter(torch.rand(40))",
