@@ -191,7 +191,7 @@ OVER_THE_BATCH = {
                    "torch.randn(8, 4, 9, 9)"),
     "batch_norm": ("self.l, self.n = nn.Linear(9, 64, bias=False), nn.BatchNorm1d(64)",
                    "torch.relu(self.n(self.l(x)))", "torch.randn(16, 9)"),
-    "two_norms": ("self.l, self.n = nn.Linear(9, 64), nn.BatchNorm1d(64); "
+    "two_norms": ("self.l, self.n = nn.Linear(9, 64, bias=False), nn.BatchNorm1d(64); "
                   "self.m = nn.LayerNorm(64)",
                   "self.m(self.n(self.l(x).flatten(0, 1)))", "torch.randn(8, 4, 9)"),
     "channels": ("self.c, self.n = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)",
