@@ -209,13 +209,9 @@ def assert_normalised(mine, own, wide, x: torch.Tensor) -> None:
             assert error.max() <= 2 * limit.max() + 1e-7 * exact[kept].abs().max()
 
 
-def check_module(folder: str, weight_is: str, what: str) -> None:
-    """Two normalised products behind each other, in training, with inputs that are odd."""
-    init = "self.a = nn.Linear(264, 260); self.n = nn.BatchNorm1d(260)"
-    init += "; self.s = nn.Parameter(torch.randn(260)); self.b = nn.Linear(260, 132)"
-    init += "; self.m = nn.BatchNorm1d(132)"
-    forward = "self.m(self.b(torch.relu(self.n(self.a(x) * self.s))))"
-    text = TEXT.format(init=init, forward=forward, shape="704, 264")
+def emulated(folder: str, init: str, forward: str, shape: str, weight_is: str):
+    """Ours, PyTorch's own, in float64, an input, and the names of the kernels that are called."""
+    text = TEXT.format(init=init, forward=forward, shape=shape)
     problem, made = derive(Path(folder), "product", text)
     family = load_family(made.name, [made.folder])
     params = {"template": WGMMA_TEMPLATE, "product_weight": weight_is, "product_n": 128}
@@ -226,15 +222,31 @@ def check_module(folder: str, weight_is: str, what: str) -> None:
     operator = bind(candidate.plan, "triton", source)
     module = module_of(family.model_new)
     module |= {**fused(operator), "fused_device": "cpu"}
-    model = module["ModelNew"]()
-    wide, own_model = problem.make_model(0).double(), problem.make_model(0)
-    x = problem.make_inputs(1)[0]
+    models = module["ModelNew"](), problem.make_model(0), problem.make_model(0).double()
+    return *models, problem.make_inputs(1)[0], operator.globals["cuda_code"].called
+
+
+def check_module(folder: str, weight_is: str, what: str) -> None:
+    """Two normalised products behind each other, in training, with inputs that are odd."""
+    init = "self.a = nn.Linear(264, 260); self.n = nn.BatchNorm1d(260)"
+    init += "; self.s = nn.Parameter(torch.randn(260)); self.b = nn.Linear(260, 132)"
+    init += "; self.m = nn.BatchNorm1d(132)"
+    forward = "self.m(self.b(torch.relu(self.n(self.a(x) * self.s))))"
+    model, own, wide, x, called = emulated(folder, init, forward, "704, 264", weight_is)
     odd(what, x, model.a.weight.data)
-    assert_normalised(model, own_model, wide, x)
-    called = [
-        name.rsplit("_behind_product", maxsplit=1) for name in operator.globals["cuda_code"].called
-    ]
-    assert all(len(each) == 2 for each in called) and len(called) == 2
+    assert_normalised(model, own, wide, x)
+    assert len(called) == 2 and all("_behind_product" in name for name in called)
+
+
+def check_others(folder: str) -> None:
+    """A sum in pieces, and a product that is PyTorch's, leave moments to the nest's kernels."""
+    init = "self.a = nn.Linear(2112, 130); self.n = nn.BatchNorm1d(130)"
+    model, own, wide, x, called = emulated(folder, init, "self.n(self.a(x))", "704, 2112", "split")
+    assert_normalised(model, own, wide, x[:140])
+    assert called == ["product_of_rows", "product_of_rows_in_pieces"]
+    called.clear()
+    assert_normalised(model, own, wide, x[:100])
+    assert called == []
 
 
 @needs_triton
@@ -243,6 +255,12 @@ def check_module(folder: str, weight_is: str, what: str) -> None:
 @pytest.mark.parametrize("weight_is", ["split", "converted"])
 def test_a_module_in_the_interpreter(weight_is, what, tmp_path):
     interpreted("test_product_moments", "check_module", str(tmp_path), weight_is, what)
+
+
+@needs_triton
+@needs_gxx
+def test_products_without_moments_in_the_interpreter(tmp_path):
+    interpreted("test_product_moments", "check_others", str(tmp_path))
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------
