@@ -302,10 +302,13 @@ class Writer:
         known |= read | {s.name for s in each.statements}
         for output in each.writes:
             value = self._stored(output.name, output.dtype, is_block=True)
-            at = self._at(output.name)
+            at, mask = self._at(output.name), "present"
             if not self.space.varies[output.name] & {*self.inner_rows}:
                 at = f"0 * row_ids[:, None] + {at}"  # of the mask's shape
-            yield f"tl.store({self.names[output.name]}_out + {at}, {value}, mask=present)"
+                # Once: each program would write the same to one place.
+                first = "inner_ids" if self.outer_rows else "row_ids"
+                mask = f"present & ({first}[:, None] == 0)"
+            yield f"tl.store({self.names[output.name]}_out + {at}, {value}, mask={mask})"
 
     def _in(self, name: str, is_block: bool) -> str:
         """Return a value as it is used in a block: one for each row is spread over its columns."""
