@@ -22,7 +22,7 @@ from tuner.review.report import parts_of
 from tuner.review.run_data import RunData
 from tuner.review.summary import Summary, format_summary, summary, summary_of
 from tuner.run import Run
-from tuner.trial import Compiled, Interval, ProbeResult, to_json
+from tuner.trial import Compiled, Interval, OnData, ProbeResult, to_json
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,26 @@ def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
     raced = replace(result.exported, samples_us=own, baseline_samples_us=baseline)
     reported = summary(make_run(tmp_path, trials, replace(result, exported=raced)))
     assert "faster in this race (4.00x; 2.00x to 8.00x), but its processes" in reported.verdict
+
+
+def test_a_ratio_of_medians_that_is_not_the_speed_up_is_explained(tmp_path):
+    """Who divides the two latencies of a summary should find what they read above them."""
+    made = trials(30)
+    verified = result(made).finalists[0]
+    assert verified.latency_us is not None and verified.interval is not None
+    speedup = verified.interval.speedup
+
+    def measured(name: str, ratio: float, others: tuple[OnData, ...] = ()) -> str:
+        raced = replace(verified, baseline_us=ratio * verified.latency_us, others=others)
+        ended = replace(result(made), exported=raced, finalists=(raced,))
+        return summary(made_run(tmp_path / name, made, ended)).measured
+
+    assert "these are medians" in measured("more", 1.2 * speedup)
+    assert "these are medians" in measured("less", speedup / 1.2)
+    assert "these are medians" not in measured("alike", 1.01 * speedup)
+    slower = replace(verified.interval, speedup=speedup / 2, low=speedup / 2.1, high=speedup / 1.9)
+    others = (OnData("ordinary", "normal inputs", slower),)
+    assert "these are medians" not in measured("others", 1.2 * speedup, others)
 
 
 def test_slower_is_called_slower(tmp_path):

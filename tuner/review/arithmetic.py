@@ -6,8 +6,10 @@ from tuner.problem.accuracy import Accuracy
 from tuner.review.formatting import rate_words, three_digits, us_words
 from tuner.review.run_data import RunData
 
-__all__ = ["accuracy_words", "eager_words", "least_words", "products_words", "roofline_words",
-           "throughput_words"]  # fmt: skip
+__all__ = ["accuracy_words", "eager_words", "least_words", "products_words", "race_words",
+           "roofline_words", "throughput_words"]  # fmt: skip
+
+NEAR_RATIO = 1.05  # of two speed-ups of one race
 
 # How a float32 product is made of others, by precision.
 _PRODUCTS = {
@@ -45,6 +47,25 @@ def products_words(run_data: RunData) -> str:
     is_fallback = run_data.result is not None and run_data.result.is_fallback
     is_known = bool(of_pytorch) and named != of_pytorch and not is_fallback
     return _PRODUCTS.get(named, "") if is_known else ""
+
+
+def race_words(what: str, run_data: RunData) -> str:
+    """Return what the times of a raced file are of.
+
+    Of two medians the ratio may be another one than the speed-up, whose ratios are each of times
+    beside each other: on a machine that others use by much.
+    """
+    words = f"{what}, raced against PyTorch in fresh processes"
+    finalist, baseline_us = run_data.finalist, run_data.baseline.latency_us
+    interval = None if finalist is None else finalist.interval
+    if finalist is None or interval is None or not (finalist.latency_us and baseline_us):
+        return words
+    if finalist.least_on:  # the speed-up is of other data
+        return words
+    of_medians = baseline_us / finalist.latency_us
+    if max(of_medians / interval.speedup, interval.speedup / of_medians) > NEAR_RATIO:
+        words += "; these are medians, the speed-up is of times beside each other"
+    return words
 
 
 def _accuracy(run_data: RunData) -> Accuracy | None:

@@ -16,6 +16,7 @@ from tuner.review.arithmetic import (
     eager_words,
     least_words,
     products_words,
+    race_words,
     roofline_words,
     throughput_words,
 )
@@ -213,8 +214,7 @@ def _figures_of(run_data: RunData) -> tuple[float | None, float | None, float | 
         what = "the exported file" if is_export else "the winner"
         if finalist.least_on:  # the headline is of others
             what += ", on the reference's own weights and inputs"
-        words = f"{what}, raced against PyTorch in fresh processes"
-        return finalist.latency_us, finalist.noise, baseline_us, words
+        return finalist.latency_us, finalist.noise, baseline_us, race_words(what, run_data)
     measurement = best.outcome.measurement if best else None
     if measurement is None:
         return None, None, baseline_us, ""
