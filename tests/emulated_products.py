@@ -9,12 +9,17 @@ import ctypes
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from shared_builds import GOLD, built_once, header_built_once
 
-from tuner.kernel.family import builtin_folder
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import Family, builtin_folder
 from tuner.kernel.rendering import rendered
+from tuner.machine.datasheets import known_device
+from tuner.trial import Params
 
 _HERE = Path(__file__).parent
 _BEGIN = "// A product of float32 rows from float16 halves of both operands"
@@ -55,6 +60,24 @@ def emulated_code(
     found = rendered(Path("t.py"), text, [builtin_folder()], known)
     found = found[found.index('r"""') : found.index("def product_converts")]
     return EmulatedCode(found[: found.rindex('"""')])
+
+
+def emulated_model(family: Family, params: Params, folder: Path) -> tuple[Any, EmulatedCode]:
+    """Return a `ModelNew` whose products are emulated, and what calls their kernels.
+
+    Args:
+        family: of a module, written for the H200.
+        params: its template and parameters.
+        folder: where its source is written.
+    """
+    candidate = family.render(params, known_device("H200").facts())
+    own = "from emulated_products import EmulatedCode\n\ncuda_code = EmulatedCode("
+    source = folder / "source.py"
+    source.write_text(candidate.source.replace("cuda_code = CudaCode(", own))
+    operator = bind(candidate.plan, "triton", source)
+    module = module_of(family.model_new)
+    module |= {**fused(operator), "fused_device": "cpu"}
+    return module["ModelNew"](), operator.globals["cuda_code"]
 
 
 @functools.cache

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulated_products import emulated_model
 from interpreted import interpreted
 from test_batched_products import HALF
 from test_half_products import filled, made_of, on_gpu
 
 from tuner.capture import half_products
 from tuner.capture.half_products import HALVES_TEMPLATE, WGMMA_TEMPLATE
-from tuner.evaluate.modules import fused, module_of
-from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 
@@ -137,14 +136,7 @@ def check_module(folder: str, name: str, way: str) -> None:
     problem, made = made_of(Path(folder), (MODULES | CONVERTED | LONG)[name])
     family = load_family(made.name, [made.folder])
     params = {"template": WGMMA_TEMPLATE, "product_n": 128, "product_weight": way}
-    candidate = family.render(params, known_device("H200").facts())
-    own = "from emulated_products import EmulatedCode\n\ncuda_code = EmulatedCode("
-    source = Path(folder) / "source.py"
-    source.write_text(candidate.source.replace("cuda_code = CudaCode(", own))
-    operator = bind(candidate.plan, "triton", source)
-    module = module_of(family.model_new)
-    module |= {**fused(operator), "fused_device": "cpu"}
-    model = module["ModelNew"]()
+    model, code = emulated_model(family, params, Path(folder))
     wide, theirs = problem.make_model(0).double(), problem.make_model(0)
     for other in (wide, theirs):
         other.load_state_dict(model.state_dict())
@@ -153,10 +145,9 @@ def check_module(folder: str, name: str, way: str) -> None:
         x = filled(x, what) if what != "odd" else odd(filled(x, "normal"))
         with torch.no_grad():
             assert_as_exact(model(x), theirs(x), wide(x.double()))
-    called = operator.globals["cuda_code"].called
-    assert any(each.endswith("_in_pieces") for each in called) is (name in LONG)
-    assert any(each.endswith("_turned") for each in called) is (way == "converted")
-    assert len(set(called)) == 1 + (name in LONG)
+    assert any(each.endswith("_in_pieces") for each in code.called) is (name in LONG)
+    assert any(each.endswith("_turned") for each in code.called) is (way == "converted")
+    assert len(set(code.called)) == 1 + (name in LONG)
 
 
 def odd(x: torch.Tensor) -> torch.Tensor:

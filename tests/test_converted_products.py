@@ -14,16 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_products import emulated_code
+from emulated_products import emulated_code, emulated_model
 from interpreted import interpreted
 from test_any_module import derive
 from test_half_products import TEXT, filled, made_of, on_gpu
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
-from tuner.evaluate.modules import fused, module_of
-from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
-from tuner.machine.datasheets import known_device
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ on the PATH")
 needs_triton = pytest.mark.skipif(
@@ -164,15 +161,7 @@ def check_module(folder: str) -> None:
     problem, made = derive(Path(folder), "product", text)
     family = load_family(made.name, [made.folder])
     params = {"template": WGMMA_TEMPLATE, "product_weight": "converted", "product_n": 128}
-    candidate = family.render(params, known_device("H200").facts())
-    own = "from emulated_products import EmulatedCode\n\ncuda_code = EmulatedCode("
-    source = Path(folder) / "source.py"
-    source.write_text(candidate.source.replace("cuda_code = CudaCode(", own))
-    operator = bind(candidate.plan, "triton", source)
-    emulated = operator.globals["cuda_code"]
-    module = module_of(family.model_new)
-    module |= {**fused(operator), "fused_device": "cpu"}
-    model = module["ModelNew"]()
+    model, code = emulated_model(family, params, Path(folder))
     wide, own_model = problem.make_model(0).double(), problem.make_model(0)
     for other in (wide, own_model):
         other.load_state_dict(model.state_dict())
@@ -181,7 +170,7 @@ def check_module(folder: str) -> None:
         mine, theirs, exact = model(x), own_model(x), wide(x.double())
     error, limit = ((y.double() - exact).abs().max() for y in (mine, theirs))
     assert error <= 2 * limit
-    steps = [name.rsplit("_behind", maxsplit=1)[-1] for name in emulated.called]
+    steps = [name.rsplit("_behind", maxsplit=1)[-1] for name in code.called]
     assert steps == ["_product_converted", "product_of_rows_turned", "_product_converted"]
 
 

@@ -11,17 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_products import emulated_code
+from emulated_products import emulated_code, emulated_model
 from interpreted import interpreted
 from test_any_module import derive
 from test_half_products import TEXT, made_of, on_gpu
 from test_product_epilogues import candidate_of
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
-from tuner.evaluate.modules import fused, module_of
-from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
-from tuner.machine.datasheets import known_device
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ on the PATH")
 needs_triton = pytest.mark.skipif(
@@ -215,15 +212,9 @@ def emulated(folder: str, init: str, forward: str, shape: str, weight_is: str):
     problem, made = derive(Path(folder), "product", text)
     family = load_family(made.name, [made.folder])
     params = {"template": WGMMA_TEMPLATE, "product_weight": weight_is, "product_n": 128}
-    candidate = family.render(params, known_device("H200").facts())
-    own = "from emulated_products import EmulatedCode\n\ncuda_code = EmulatedCode("
-    source = Path(folder) / "source.py"
-    source.write_text(candidate.source.replace("cuda_code = CudaCode(", own))
-    operator = bind(candidate.plan, "triton", source)
-    module = module_of(family.model_new)
-    module |= {**fused(operator), "fused_device": "cpu"}
-    models = module["ModelNew"](), problem.make_model(0), problem.make_model(0).double()
-    return *models, problem.make_inputs(1)[0], operator.globals["cuda_code"].called
+    model, code = emulated_model(family, params, Path(folder))
+    own, wide = problem.make_model(0), problem.make_model(0).double()
+    return model, own, wide, problem.make_inputs(1)[0], code.called
 
 
 def check_module(folder: str, weight_is: str, what: str) -> None:
