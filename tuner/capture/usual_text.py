@@ -201,7 +201,7 @@ def usual_state(module, inputs):
         is_plain_class = all([type(x) in (torch.Tensor, nn.Parameter) for x in tensors])
         if is_compiling or has_function_mode() or not is_plain_class:
             return None
-    for x in (*inputs, *state.values()):
+    for x in tensors:
         kind = type(x)
         if x.layout is not torch.strided:
             return None
