@@ -36,11 +36,11 @@ def product_store(
     LOW_TIMES: tl.constexpr,
 ):
     # Both are halves of a row of twice as many columns. Scaled first: no difference overflows.
-    # Returns how many numbers of each row are below 2^-20 of its largest, 2^-30 with low halves
+    # Returns which numbers are below 2^-20 of their row's largest, 2^-30 with low halves
     # that are held times 2^11: they have 17 bits left, or fewer.
     values = values * factor[:, None]
     least: tl.constexpr = 2.0**-8 if LOW_TIMES == 1 else 2.0**-18
-    lost = tl.sum(((tl.abs(values) < least) & (values != 0)).to(tl.int32), axis=1)
+    lost = ((tl.abs(values) < least) & (values != 0)).to(tl.int32)
     values = tl.where((columns < num_columns)[None, :], values - mean[:, None], 0)
     main = values.to(tl.float16)
     place = rows.to(tl.int64)[:, None] * (2 * padded_columns) + columns[None, :]
@@ -65,20 +65,21 @@ def product_block(num_rows, num_pieces, ROWS: tl.constexpr, IS_BEHIND: tl.conste
 
 @triton.jit
 def product_range(
-    source, rows, first, end, num_rows, row_stride, column_stride, COLUMNS: tl.constexpr
+    source, rows, first, end, num_rows, row_stride, column_stride, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     # Of columns from `first` to `end` the largest magnitude of each row, its sum, and the last
-    # block of numbers that was read.
+    # block of numbers that was read. Lanes wait for each other once, at the end.
     columns = first + tl.arange(0, COLUMNS)
     values = product_rows(source, rows, columns, num_rows, end, row_stride, column_stride)
-    largest = tl.max(tl.abs(values), axis=1)
-    total = tl.sum(values.to(tl.float64), axis=1)
-    for later in range(first + COLUMNS, end, COLUMNS):
+    largest = tl.abs(values)
+    total = values.to(tl.float64)
+    for later in tl.range(first + COLUMNS, end, COLUMNS, num_stages=STAGES):
         columns = later + tl.arange(0, COLUMNS)
         values = product_rows(source, rows, columns, num_rows, end, row_stride, column_stride)
-        largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
-        total += tl.sum(values.to(tl.float64), axis=1)
-    return largest, total, values
+        largest = tl.maximum(largest, tl.abs(values))
+        total += values.to(tl.float64)
+    return tl.max(largest, axis=1), tl.sum(total, axis=1), values
 
 
 @launched
@@ -86,7 +87,7 @@ def product_range(
 def product_range_kernel(
     source, largest, totals, num_rows, num_columns, all_columns, piece_columns, num_pieces,
     batch_stride, row_stride, column_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr, STAGES: tl.constexpr,
 ):
     batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, False)
     rows = first_row + tl.arange(0, ROWS)
@@ -98,7 +99,7 @@ def product_range_kernel(
     first = piece * piece_columns
     end = tl.minimum(first + piece_columns, num_columns)
     found, total, _ = product_range(
-        source, rows, first, end, num_rows, row_stride, column_stride, COLUMNS
+        source, rows, first, end, num_rows, row_stride, column_stride, COLUMNS, STAGES
     )
     place = (batch * num_pieces + piece).to(tl.int64) * num_rows + rows
     tl.store(largest + place, found, mask=rows < num_rows)
@@ -123,7 +124,7 @@ def product_split_kernel(
     source, high, low, unit, means, sums, odd, ranges, totals, counts,
     num_rows, num_columns, all_columns, padded_columns, piece_columns, num_pieces,
     batch_stride, row_stride, column_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr, STAGES: tl.constexpr,
     IS_ONE_BLOCK: tl.constexpr, LOSES_MEAN: tl.constexpr, PIECES: tl.constexpr,
     LOW_TIMES: tl.constexpr,
 ):
@@ -149,7 +150,7 @@ def product_split_kernel(
                 total += more
     else:
         largest, total, values = product_range(
-            source, rows, 0, num_columns, num_rows, row_stride, column_stride, COLUMNS
+            source, rows, 0, num_columns, num_rows, row_stride, column_stride, COLUMNS, STAGES
         )
     factor, own = product_unit(largest.to(tl.int32, bitcast=True))
     is_fine = (tl.abs(total) < float("inf")) & (largest < float("inf"))
@@ -173,9 +174,10 @@ def product_split_kernel(
             LOW_TIMES,
         )
     else:
-        lost = tl.zeros([ROWS], dtype=tl.int32)
+        lost = tl.zeros([ROWS, COLUMNS], dtype=tl.int32)
         begin = piece * piece_columns
-        for first in range(begin, tl.minimum(begin + piece_columns, padded_columns), COLUMNS):
+        end = tl.minimum(begin + piece_columns, padded_columns)
+        for first in tl.range(begin, end, COLUMNS, num_stages=STAGES):
             values = product_rows(
                 source, rows, first + columns, num_rows, num_columns, row_stride, column_stride
             )
@@ -183,11 +185,12 @@ def product_split_kernel(
                 values, mean, factor, high, low, rows, first + columns, num_rows, num_columns,
                 padded_columns, LOW_TIMES,
             )
+    num_lost = tl.sum(lost, axis=1)
     if PIECES > 1:
         place = (batch * num_pieces + piece).to(tl.int64) * num_rows + rows
-        tl.store(counts + place, lost, mask=is_row)
+        tl.store(counts + place, num_lost, mask=is_row)
     else:
-        is_fine = is_fine & (lost * 8 <= num_columns)
+        is_fine = is_fine & (num_lost * 8 <= num_columns)
         product_tell(is_fine, is_row, odd)
     tl.store(unit + made, tl.where(is_fine, own, float("nan")), mask=is_first)
 
@@ -222,7 +225,7 @@ def product_units_kernel(
     tl.store(unit + made, tl.where(is_fine, own, float("nan")), mask=is_row)
 
 
-PROGRAMS = 1024  # that keep the multiprocessors of a large GPU busy
+PROGRAMS = 2048  # that keep the multiprocessors of a large GPU busy
 
 
 def product_split(
@@ -248,8 +251,9 @@ def product_split(
     if column_stride == 1:
         columns = min(8192, triton.next_power_of_2(padded_columns))
         rows = max(1, 2048 // columns)  # programs of short rows would take long to start
+        stages = 1
     else:  # what lies together is of several rows, which several programs read at a time
-        rows, columns = 64, 64
+        rows, columns, stages = 64, 64 if padded_columns <= 64 else 32, 3
         pieces = max(1, PROGRAMS // (batches * ceil_div(num_rows, rows)))
         piece = max(4, ceil_div(ceil_div(padded_columns, pieces), columns)) * columns
         pieces = ceil_div(padded_columns, piece)
@@ -258,7 +262,7 @@ def product_split(
     strides = batch_stride, row_stride, column_stride
     # Rows in whole sixteens let a thread read several numbers at once, which lie together.
     is_even = column_stride != 1 and num_rows % 16 == 0
-    sizes = {"ROWS": rows, "COLUMNS": columns, "IS_EVEN": is_even}
+    sizes = {"ROWS": rows, "COLUMNS": columns, "IS_EVEN": is_even, "STAGES": stages}
     sizes["num_warps"] = max(4, rows * columns // 512)
     ranges = totals = counts = None
     # Read at a time: a kernel for each number of pieces would take long to compile, and a loop takes

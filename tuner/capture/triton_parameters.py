@@ -11,7 +11,7 @@ from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.nest import Nest
 from tuner.capture.triton_blocks import power_of_2
 
-__all__ = ["block_parameters", "is_tiled"]
+__all__ = ["block_parameters", "is_tiled", "takes_blocks_of"]
 
 _BLOCK = (
     '  {kind}_rows: {{about: "rows of one program{where}", default: {rows}, values: {all_rows}}}\n'
@@ -49,6 +49,20 @@ def is_tiled(nest: Nest) -> bool:
     """Whether blocks have several rows and several columns: of pixels and of channels."""
     is_short = nest.space.cols <= MOST_CHANNELS
     return bool(nest.space.last) and (nest.is_transposed or nest.space.is_across or is_short)
+
+
+def takes_blocks_of(nest: Nest, others: Sequence[Nest]) -> bool:
+    """Whether a nest's blocks are of a kind with those of others, which share their parameters.
+
+    Blocks that read what lies together where columns are summed would take a row of many columns
+    in a thousand steps, of 128 rows at a time.
+    """
+    first = next((other for other in others if is_tiled(other) is is_tiled(nest)), None)
+    return first is not None and (is_tiled(nest) or _kind(first) == _kind(nest))
+
+
+def _kind(nest: Nest) -> tuple[bool, ...]:
+    return nest.space.is_across, is_split(nest), is_split_by_blocks(nest)
 
 
 def first_blocks(nest: Nest) -> tuple[int, int, int]:

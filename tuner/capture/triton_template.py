@@ -13,7 +13,7 @@ from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
 from tuner.capture.makers import Products
 from tuner.capture.nest import Nest
-from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
+from tuner.capture.own_parameters import declared, groups_of, named
 from tuner.capture.precision import in_float64
 from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
 from tuner.capture.product_moments import (
@@ -41,12 +41,14 @@ from tuner.capture.triton_blocks import (
     with_sums_of,
 )
 from tuner.capture.triton_loops import Writer
-from tuner.capture.triton_parameters import block_parameters, is_tiled
+from tuner.capture.triton_parameters import block_parameters, is_tiled, takes_blocks_of
 from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import AcrossWriter, SplitWriter
 from tuner.capture.triton_sums import Summed, SumsWriter, with_sums
 
 __all__ = ["triton_template"]
+
+Groups = Mapping[str, Sequence[Nest]]  # which share parameters, by what the names of these end in
 
 _TRITON_HEAD = """\
 ---
@@ -132,12 +134,12 @@ def _steps(
     texts: list[str],
     products: Products | None,
     epilogues: dict[tuple[str, str], _Behind],
-    shared: Sequence[Nest],
+    groups: Groups,
 ) -> tuple[list[str], list[str]]:
     """Add the functions of a call to `texts`; return its steps, and its workspace.
 
     What is done by products' kernels of nests behind them is added to `epilogues`, by call and
-    nest; `shared` are the nests whose parameters have plain names.
+    nest; `groups` are the forward's nests that share their parameters.
     """
     steps: list[str] = []
     # The product whose epilogue the next nest may be, or that may find its first moments.
@@ -149,7 +151,6 @@ def _steps(
     left_out = _left_out(part, halves, by_halves) if halves else set()
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
-    suffixes = {} if part.name else suffixes_of(stages.nests)
 
     def placed(name: str) -> str:
         return place_of(stages, names, name)
@@ -159,7 +160,7 @@ def _steps(
             step, room = halves.step(task, placed)
             takes_it = halves.products.takes_epilogues and part.is_forward
             is_first = takes_it and epilogue_of(stages, task, results) is not None
-            nest = None if is_first or not takes_it else _with_moments(part, halves, task, shared)
+            nest = None if is_first or not takes_it else _with_moments(part, halves, task, groups)
             has_moments = nest is not None
             product = task if is_first or has_moments else None
             steps.append(step[:-1] + _APART + "}" if product else step)
@@ -173,8 +174,9 @@ def _steps(
         number = len(texts)
         function = function_of(op, number)
         own = None
-        if isinstance(task, Nest) and _is_searched(part, task, shared):
-            own = searched(suffixes.get(task.name, ""), "tile" if is_tiled(task) else "block")
+        suffix = _suffix_of(part, task, groups) if isinstance(task, Nest) else None
+        if isinstance(task, Nest) and suffix is not None:
+            own = searched(suffix, "tile" if is_tiled(task) else "block")
         is_given = product is not None and has_moments
         writer = _writer(task, function, names, own, SMALLEST_PIECE if is_given else 0)
         nest, split = writer.nest, writer.split
@@ -217,14 +219,13 @@ def _steps(
     return steps, workspace
 
 
-def _with_moments(
-    part: Part, halves: Halves, product: Call, shared: Sequence[Nest]
-) -> Nest | None:
+def _with_moments(part: Part, halves: Halves, product: Call, groups: Groups) -> Nest | None:
     """Return the nest that takes moments of a product's columns from the product's kernel."""
     nest = None if halves.products.convolves else moments_behind(part.stages, product)
     is_across = nest is not None and is_split_across(nest)  # whose kernels take none
-    is_taken = nest is not None and (not is_across or _is_searched(part, nest, shared))
-    return nest if is_taken else None
+    if nest is None or (is_across and _suffix_of(part, nest, groups) is None):
+        return None
+    return nest
 
 
 class _Behind(NamedTuple):
@@ -278,18 +279,22 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     texts: list[str] = []
     epilogues: dict[tuple[str, str], _Behind] = {}
     groups = groups_of(stages.nests)
-    shared = groups.get("", [])
-    found = [_steps(part, op, texts, products, epilogues, shared) for part in parts]
+    found = [_steps(part, op, texts, products, epilogues, groups) for part in parts]
     workspace = [line for _, lines in found for line in lines]
     others: list[Nest] = []
-    for part in parts[1:]:
-        searched_too = [n for n in part.stages.nests if _is_searched(part, n, shared)]
-        others += [nest for nest in part.stages.nests if nest not in searched_too]
-        shared += searched_too
-    whole = {name for (part, name), behind in epilogues.items() if not part and behind.is_whole}
+    decided: dict[str, list[tuple[str, Nest]]] = {suffix: [] for suffix in groups}
+    largest_first = [nest for nests in groups.values() for nest in nests]
+    for part in parts:
+        for nest in part.stages.nests if part.name else largest_first:
+            suffix = _suffix_of(part, nest, groups)
+            if suffix is None:
+                others.append(nest)
+            else:
+                decided[suffix].append((part.name, nest))
+    whole = {place for place, behind in epilogues.items() if behind.is_whole}
     own = [
-        _own(nests, suffix, _APART * all(nest.name in whole for nest in nests))
-        for suffix, nests in groups.items()
+        _own([n for _, n in nests], suffix, _APART * all((p, n.name) in whole for p, n in nests))
+        for suffix, nests in decided.items()
     ]
     is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
@@ -325,13 +330,17 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     return head + (products.include if products else "") + divided + "".join(texts)
 
 
-def _is_searched(part: Part, nest: Nest, shared: Sequence[Nest]) -> bool:
-    """Whether a search decides a nest's blocks: of the forward, and of the same that is kept.
+def _suffix_of(part: Part, nest: Nest, groups: Groups) -> str | None:
+    """Return what the names of a nest's parameters end in; None where no search decides them.
 
-    What is kept has no blocks of a kind that the forward does not have, which no search times.
+    A search times the forward. Nests whose blocks are of one kind may share them: what is kept
+    has those of the forward's nest of its name, if it can.
     """
-    is_own = not part.name or any(is_tiled(nest) is is_tiled(other) for other in shared)
-    return part.is_forward and is_own
+    if not part.is_forward:
+        return None
+    alike = [suffix for suffix, nests in groups.items() if takes_blocks_of(nest, nests)]
+    own = [s for s in alike if any(other.name == nest.name for other in groups[s])]
+    return next(iter([*own, *alike]), None)
 
 
 def _is_shared_out(nest: Nest) -> bool:
