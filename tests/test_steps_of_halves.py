@@ -272,7 +272,7 @@ def check_emulated_of_large_samples(folder: str, name: str) -> None:
 
 
 def check_softmax(folder: str, name: str) -> None:
-    """Rows as behind a softmax become halves; of wider ones it is said that they are repaired."""
+    """Rows as behind a softmax become halves; of wider ones it is said that they may not."""
     split = emulated(folder, name).names["product_split"]
     for least, is_odd in ((2.0**-28, False), (2.0**-32, True)):
         rows = torch.rand(130, 272).add_(1).mul_(least)
@@ -287,6 +287,58 @@ def check_softmax(folder: str, name: str) -> None:
                 assert ((found - given).abs() <= 2.0**-18 * given.abs()).all()
 
 
+def check_wide(folder: str, name: str) -> None:
+    """Wide rows are computed in float32 where what they lose shows beside their largest term."""
+    names = emulated(folder, name).names
+    rows = torch.rand(130, 272).add_(1).mul_(2.0**-34)
+    places = torch.arange(130), torch.arange(130) * 2
+    rows[places] = -1.0
+    rows[:50] = rows[:50].sign() * 2.0**-20  # of which none is wide
+    rows[60, 5], rows[61] = torch.inf, 0
+    others = torch.randn(140, 272)
+    balanced = others.clone()
+    balanced[:, places[1]] *= 2.0**-25  # so that the others' terms can be seen
+    as_scaled = others * 2.0 ** torch.linspace(-60, 60, 140)[:, None]
+    for weight, is_repaired in ((others, False), (balanced, True), (as_scaled, False)):
+        for x in (rows, rows.t().contiguous().t()):
+            for is_turned in (False, True):  # wide is the weight
+                one, other = (weight, x) if is_turned else (x, weight)
+                odd = torch.zeros(1, dtype=torch.int32)
+                _, _, x_unit, _ = names["product_split"](one, 272, True, odd, False)
+                _, _, unit, _ = names["product_split"](other, 272, False, odd)
+                out = torch.full((len(one), len(other)), 7.0)
+                names["product_repair"](one, other, None, x_unit, unit, odd, out)
+                wide, fine = (unit, x_unit) if is_turned else (x_unit, unit)
+                wants = torch.zeros(130, dtype=torch.bool)
+                wants[60] = True
+                wants[50:] |= torch.tensor(is_repaired)
+                wants[61] = False
+                assert torch.equal(wide.isnan(), wants) and (wide[~wants] > 0).all()
+                assert (fine > 0).all()
+                out = out.t() if is_turned else out
+                assert (out[~wants] == 7).all()
+                wants[60] = False
+                exact = x[wants].double() @ weight.double().t()
+                sizes = x[wants].double().abs() @ weight.double().t().abs()
+                assert ((out[wants] - exact).abs() <= 2.0**-20 * sizes).all()
+
+
+def check_wide_gradients(folder: str, name: str) -> None:
+    """As behind a softmax that is sure: none is computed in float32, and all are as exact."""
+    taken = emulated(folder, name)
+    (x,) = taken.inputs(1)
+    given = 2.0 ** -(60 * torch.rand(len(x), 260, generator=torch.Generator().manual_seed(1)))
+    odd, found = torch.zeros(1, dtype=torch.int32), []
+    taken.names["product_split"](given, 272, True, odd, False)
+    assert bool(odd)
+    for model in (taken.mine, taken.own, taken.wide):
+        leaf = x.to(next(model.parameters())).requires_grad_()
+        y = model(leaf)
+        found.append(torch.autograd.grad(y, [leaf, *model.parameters()], given.to(y)))
+    assert taken.num_calls == 1
+    assert_as_exact(*found)
+
+
 def check_emulated_twice(folder: str, name: str) -> None:
     check_second_gradients(emulated(folder, name))
 
@@ -298,6 +350,8 @@ def check_emulated_twice(folder: str, name: str) -> None:
         *(("check_emulated", name) for name in ("norm", "chain", "turned", "alone")),
         ("check_emulated_twice", "alone"),
         ("check_softmax", "alone"),
+        ("check_wide", "alone"),
+        ("check_wide_gradients", "alone"),
         ("check_emulated_of_large_samples", "norm"),
     ],
 )

@@ -189,24 +189,29 @@ def product_split_kernel(
     if PIECES > 1:
         place = (batch * num_pieces + piece).to(tl.int64) * num_rows + rows
         tl.store(counts + place, num_lost, mask=is_row)
-    else:
-        is_fine = is_fine & (num_lost * 8 <= num_columns)
-        product_tell(is_fine, is_row, odd)
-    tl.store(unit + made, tl.where(is_fine, own, float("nan")), mask=is_first)
+    own = tl.where(is_fine, own, float("nan"))
+    if PIECES == 1:
+        own = product_judged(own, num_lost, num_columns, is_row, odd, LOW_TIMES)
+    tl.store(unit + made, own, mask=is_first)
 
 
 @triton.jit
-def product_tell(is_fine, is_row, odd):
-    # Any program may say that something is to be repaired, and none says that nothing is.
-    if tl.max((is_row & (is_fine == 0)).to(tl.int32), axis=0) > 0:
+def product_judged(own, num_lost, num_columns, is_row, odd, LOW_TIMES: tl.constexpr):
+    # A row's unit, NaN where it is to be repaired; negative where so many of its numbers are lost
+    # that product_wide_kernel is to see whether that matters. Any program may say that there are
+    # such rows, and none says that there are none.
+    is_wide = num_lost * 8 > num_columns
+    own = tl.where(is_wide, float("nan") if LOW_TIMES == 1 else -own, own)
+    if tl.max((is_row & ((own > 0) == 0)).to(tl.int32), axis=0) > 0:
         tl.store(odd, 1)
+    return own
 
 
 @launched
 @triton.jit(do_not_specialize=["all_rows", "num_rows", "num_pieces"])
 def product_units_kernel(
     unit, counts, odd, all_rows, num_rows, num_columns, all_columns, num_pieces,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, LOW_TIMES: tl.constexpr,
 ):
     # Behind the pieces of a row: how many of its numbers are lost in all.
     made = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -220,9 +225,8 @@ def product_units_kernel(
         lost += tl.load(counts + place, mask=is_row, other=0)
         place += num_rows
     own = tl.load(unit + made, mask=is_row, other=1.0)
-    is_fine = (own == own) & (lost * 8 <= num_columns)
-    product_tell(is_fine, is_row, odd)
-    tl.store(unit + made, tl.where(is_fine, own, float("nan")), mask=is_row)
+    own = product_judged(own, lost, num_columns, is_row, odd, LOW_TIMES)
+    tl.store(unit + made, own, mask=is_row)
 
 
 PROGRAMS = 2048  # that keep the multiprocessors of a large GPU busy
@@ -284,6 +288,7 @@ def product_split(
     )
     if pieces > 1:
         product_units_kernel[(ceil_div(all_rows, 256),)](
-            unit, counts, odd, all_rows, num_rows, num_columns, all_columns, pieces, ROWS=256
+            unit, counts, odd, all_rows, num_rows, num_columns, all_columns, pieces, ROWS=256,
+            LOW_TIMES=low_times,
         )
     return made, high, unit, beside

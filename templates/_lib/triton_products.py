@@ -8,7 +8,8 @@ import torch
 # columns, which are added in float32. Truncation is the smaller, the smaller sums are on the way:
 # each row of x loses its mean first, whose product is the mean times the weight's sums of rows.
 # Rows with an Inf or a NaN have a unit of NaN, and so have rows of so wide a range that float16
-# would lose many of their numbers; what they give is computed in float32.
+# would lose many of their numbers, where that can be seen beside the rounding of their largest
+# one's products; what they give is computed in float32.
 
 
 {% include "_lib/triton_halves.py" %}
@@ -49,8 +50,8 @@ def product_join_kernel(
 @launched
 @triton.jit(do_not_specialize=["num_rows"])
 def product_repair_kernel(
-    x, weight, bias, x_unit, weight_unit, odd, out, num_rows, num_columns, depth, all_depth,
-    num_tiles, x_batch, x_row, x_column, x_rows, weight_batch, weight_row, weight_column,
+    x, weight, x_unit, weight_unit, odd, out, num_rows, num_columns, depth, all_depth,
+    num_tiles, bias, x_batch, x_row, x_column, x_rows, weight_batch, weight_row, weight_column,
     weight_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):
     across = tl.cdiv(num_columns, COLUMNS)
@@ -86,6 +87,85 @@ def product_repair_kernel(
             tl.store(out + place, total.to(tl.float32), mask=inside)
 
 
+@triton.jit
+def product_weigh(
+    given, unit, other, other_unit, first_row, batch, batches, num_rows, num_others, end,
+    given_batch, given_row, given_column, given_rows,
+    other_batch, other_row, other_column, other_rows,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):
+    # What a row's numbers lose is 2^-49 of its largest one each, by halves whose low ones are held
+    # times 2^11. Beside a number b of the other operand, by which that largest one is multiplied,
+    # it is hidden by what any sum in float32 rounds, 2^-25 of the largest term, unless b is some
+    # 2^-12 of its own row's largest (of 8192 numbers), or less. Rows of which more than an eighth
+    # of these b are so small have a unit of NaN afterwards, and those that several products share.
+    # A NaN has the unit's exponent in its last bits: what others read is the same before and after.
+    rows = first_row + tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    places = unit + batch * given_rows + rows
+    own = tl.load(places, mask=is_row, other=1.0)
+    if tl.max((own < 0).to(tl.int32), axis=0) > 0:
+        given += batch * given_batch
+        largest, at = tl.zeros([ROWS], dtype=tl.float32), tl.zeros([ROWS], dtype=tl.int32)
+        for first in range(0, end, COLUMNS):
+            columns = first + tl.arange(0, COLUMNS)
+            values = tl.abs(
+                product_rows(given, rows, columns, num_rows, end, given_row, given_column)
+            )
+            found = tl.max(values, axis=1)
+            at = tl.where(found > largest, first + tl.argmax(values, axis=1), at)
+            largest = tl.maximum(found, largest)
+        other += batch * other_batch
+        least = end.to(tl.float32) * 2.0**-12
+        num_small = tl.zeros([ROWS], dtype=tl.int32)
+        for first in range(0, num_others, COLUMNS):
+            others = first + tl.arange(0, COLUMNS)
+            is_other = others < num_others
+            theirs = tl.load(other_unit + batch * other_rows + others, mask=is_other, other=0.0)
+            in_nan = (theirs.to(tl.int32, bitcast=True) & 255) << 23
+            theirs = tl.where(theirs == theirs, theirs, in_nan.to(tl.float32, bitcast=True))
+            values = product_rows(other, at, others, end, num_others, other_column, other_row)
+            is_small = (tl.abs(values) < (tl.abs(theirs) * least)[None, :]) & is_other[None, :]
+            num_small += tl.sum(is_small.to(tl.int32), axis=1)
+        is_shared = (given_rows == 0) & (batches > 1)
+        judged = (-own).to(tl.int32, bitcast=True)
+        wants = (num_small * 8 > num_others) | is_shared
+        judged = tl.where(wants, (judged >> 23) | 0x7FC00000, judged)
+        tl.store(places, judged.to(tl.float32, bitcast=True), mask=is_row & (own < 0))
+
+
+@launched
+@triton.jit(do_not_specialize=["num_rows", "num_columns"])
+def product_wide_kernel(
+    x, weight, x_unit, weight_unit, odd, num_rows, num_columns, depth, all_depth, batches,
+    x_batch, x_row, x_column, x_rows, weight_batch, weight_row, weight_column, weight_rows,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):
+    of_x = tl.cdiv(num_rows, ROWS)
+    each = of_x + tl.cdiv(num_columns, ROWS)
+    num_blocks = batches * each
+    if tl.load(odd) == 0:
+        num_blocks = 0
+    for block in tl.range(tl.program_id(0), num_blocks, tl.num_programs(0), num_stages=1):
+        batch, place = (block // each).to(tl.int64), block % each
+        end = depth
+        if all_depth is not None:
+            end = tl.minimum(depth, all_depth - batch * depth).to(tl.int32)
+        if place < of_x:
+            product_weigh(
+                x, x_unit, weight, weight_unit, place * ROWS, batch, batches, num_rows,
+                num_columns, end,
+                x_batch, x_row, x_column, x_rows,
+                weight_batch, weight_row, weight_column, weight_rows, ROWS, COLUMNS,
+            )
+        else:
+            product_weigh(
+                weight, weight_unit, x, x_unit, (place - of_x) * ROWS, batch, batches, num_columns,
+                num_rows, end, weight_batch, weight_row, weight_column, weight_rows,
+                x_batch, x_row, x_column, x_rows, ROWS, COLUMNS,
+            )
+
+
 def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
     # Writes what rows and columns with a unit of NaN give, and nothing else; `cut` as where x and
     # weight are split. A program looks at many tiles, or at none where nothing is odd.
@@ -96,13 +176,19 @@ def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
         (cut * t.stride(2) if cut else t.stride(0), t.shape[1]) if cut or len(t) > 1 else (0, 0)
         for t in (x, weight)
     ]
-    tiles = batches * ceil_div(num_rows, 32) * ceil_div(num_columns, 32)
-    product_repair_kernel[(min(tiles, PROGRAMS),)](
-        x, weight, bias, x_unit, weight_unit, odd, out, num_rows, num_columns, cut or depth,
-        depth if cut else None, tiles,
+    operands = x, weight, x_unit, weight_unit, odd
+    sizes = num_rows, num_columns, cut or depth, depth if cut else None
+    strides = (
         apart[0][0], x.stride(1), x.stride(2), apart[0][1],
         apart[1][0], weight.stride(1), weight.stride(2), apart[1][1],
-        ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4,
+    )
+    blocks = batches * (ceil_div(num_rows, 16) + ceil_div(num_columns, 16))
+    product_wide_kernel[(min(blocks, PROGRAMS),)](
+        *operands, *sizes, batches, *strides, ROWS=16, COLUMNS=128, num_warps=4
+    )
+    tiles = batches * ceil_div(num_rows, 32) * ceil_div(num_columns, 32)
+    product_repair_kernel[(min(tiles, PROGRAMS),)](
+        *operands, out, *sizes, tiles, bias, *strides, ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4
     )
 
 
