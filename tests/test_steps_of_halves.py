@@ -323,20 +323,31 @@ def check_wide(folder: str, name: str) -> None:
                 assert ((out[wants] - exact).abs() <= 2.0**-20 * sizes).all()
 
 
-def check_wide_gradients(folder: str, name: str) -> None:
-    """As behind a softmax that is sure: none is computed in float32, and all are as exact."""
-    taken = emulated(folder, name)
+def wide_gradients(taken: Taken) -> None:
+    """As behind a softmax that is sure; and of features whose units their weights balance."""
     (x,) = taken.inputs(1)
-    given = 2.0 ** -(60 * torch.rand(len(x), 260, generator=torch.Generator().manual_seed(1)))
-    odd, found = torch.zeros(1, dtype=torch.int32), []
-    taken.names["product_split"](given, 272, True, odd, False)
-    assert bool(odd)
-    for model in (taken.mine, taken.own, taken.wide):
-        leaf = x.to(next(model.parameters())).requires_grad_()
-        y = model(leaf)
-        found.append(torch.autograd.grad(y, [leaf, *model.parameters()], given.to(y)))
-    assert taken.num_calls == 1
-    assert_as_exact(*found)
+    generator = torch.Generator().manual_seed(1)
+    of_numbers = 2.0 ** -(60 * torch.rand(len(x), 260, generator=generator))
+    of_features = 2.0 ** -(60 * torch.rand(260, generator=generator)).to(x)
+    models = taken.mine, taken.own, taken.wide
+    for is_balanced in (False, True):
+        given = torch.randn(len(x), 260, generator=generator) if is_balanced else of_numbers
+        given = given.to(x) * of_features if is_balanced else given.to(x)
+        is_lost = given.abs() < 2.0**-30 * given.abs().amax(1, keepdim=True)
+        assert (is_lost.sum(1) > 260 / 8).all()
+        found = []
+        for model in models:
+            if is_balanced:
+                model.a.weight.data.div_(of_features.to(model.a.weight)[:, None])
+            leaf = x.to(model.a.weight).requires_grad_()
+            y = model(leaf)
+            found.append(torch.autograd.grad(y, [leaf, *model.parameters()], given.to(y)))
+        assert_as_exact(*found)
+    assert taken.num_calls == 2
+
+
+def check_wide_gradients(folder: str, name: str) -> None:
+    wide_gradients(emulated(folder, name))
 
 
 def check_emulated_twice(folder: str, name: str) -> None:
@@ -462,3 +473,8 @@ def test_gradients_of_a_wide_range_are_as_exact_as_pytorchs(tmp_path):
         found.append(torch.autograd.grad(y, [leaf, *model.parameters()], scale.to(y) + 0 * y))
     assert taken.num_calls == 1
     assert_as_exact(*found)
+
+
+@pytest.mark.gpu
+def test_gradients_of_wide_rows_on_a_gpu_are_as_exact_as_pytorchs(tmp_path):
+    wide_gradients(on_gpu(tmp_path, "alone"))
