@@ -94,12 +94,13 @@ def product_weigh(
     other_batch, other_row, other_column, other_rows,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    # What a row's numbers lose is 2^-49 of its largest one each, by halves whose low ones are held
-    # times 2^11. Beside a number b of the other operand, by which that largest one is multiplied,
-    # it is hidden by what any sum in float32 rounds, 2^-25 of the largest term, unless b is some
-    # 2^-12 of its own row's largest (of 8192 numbers), or less. Rows of which more than an eighth
-    # of these b are so small have a unit of NaN afterwards, and those that several products share.
-    # A NaN has the unit's exponent in its last bits: what others read is the same before and after.
+    # What a row's numbers lose is 2^-48 of its largest at most each, by halves whose low ones are
+    # held times 2^11. Of n numbers it is n times that, times a quarter of the largest number of the
+    # other operand's row, or less as a rule. Beside a number b of that row, by which the largest is
+    # multiplied, any sum in float32 is rounded by 2^-25 of the term: more, unless b is some 2^-12
+    # of its row's largest (of 8192 numbers), or smaller. Rows of which more than a 16th of these
+    # b are so small have a unit of NaN afterwards, and wide ones that several products share. A NaN
+    # has the unit's exponent in its last bits: what others read is the same before and after.
     rows = first_row + tl.arange(0, ROWS)
     is_row = rows < num_rows
     places = unit + batch * given_rows + rows
@@ -129,7 +130,7 @@ def product_weigh(
             num_small += tl.sum(is_small.to(tl.int32), axis=1)
         is_shared = (given_rows == 0) & (batches > 1)
         judged = (-own).to(tl.int32, bitcast=True)
-        wants = (num_small * 8 > num_others) | is_shared
+        wants = (num_small * 16 > num_others) | is_shared
         judged = tl.where(wants, (judged >> 23) | 0x7FC00000, judged)
         tl.store(places, judged.to(tl.float32, bitcast=True), mask=is_row & (own < 0))
 
