@@ -7,12 +7,13 @@ BIN := .venv/bin
 tune: install
 	$(BIN)/tune --config search_spaces/quickstart.yaml
 
-# The longest tests with some of their cases; tests/brief.txt says which.
+# The longest tests with some of their cases; tests/brief.txt says which. On two cores three workers
+# take a sixth less than two, as tests wait for processes of their own.
 test: install
-	$(BIN)/python -m pytest --brief -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --brief -n 3 --dist loadfile --no-loadscope-reorder
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Formatting, lint and types; what CONTRIBUTING.md asks for before a change is sent.
 check: install
