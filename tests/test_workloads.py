@@ -142,6 +142,19 @@ def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
     assert page.count('class="track"') == 3  # each workload's interval
 
 
+@pytest.mark.parametrize(
+    ("step", "row"), [(4.7, "4.70x in a step of training"), (1.3, ""), (None, "")]
+)
+def test_a_step_of_training_has_a_row_where_it_is_no_caveat(step, row, tmp_path):
+    interval = None if step is None else around(step)
+    _, summary, _ = reported(tmp_path, ended(4.67, step=interval))
+    lines = format_summary(summary).splitlines()
+    found = [line for line in lines if line.startswith("training ")]
+    words = row and f"training  {row} ({interval.low:.2f}x to {interval.high:.2f}x)"
+    assert found == [words] * bool(row)
+    assert any("in a step of training" in line for line in lines) is (step is not None)
+
+
 def test_each_workload_has_a_row_and_the_headline_is_the_least_of_all(tmp_path):
     others = (*on_ordinary(2.4), OnData("sparse", SPARSE, around(1.75)))
     verified = replace(raced_result(MADE, 4.67).exported, others=others)

@@ -42,6 +42,7 @@ from tuner.review.workloads import (
     caveat_of,
     error_ratio,
     headline_of,
+    steps_of,
     tone_of,
     tone_words,
     trust_of,
@@ -54,14 +55,8 @@ from tuner.trial import Compiled, Finalist, Interval, ProbeResult, Result, Statu
 from tuner.wording import percent
 
 __all__ = [
-    "LIKE_PYTORCH",
-    "Advice",
-    "Summary",
-    "format_summary",
-    "summary",
-    "summary_of",
-    "trial_words",
-]
+    "LIKE_PYTORCH", "Advice", "Summary", "format_summary", "summary", "summary_of", "trial_words",
+]  # fmt: skip
 
 LIKE_PYTORCH = 0.05  # a ratio within this of 1 is none to speak of
 MOST_AS_PYTORCHS = 2.0  # times the error of PyTorch, of which nothing need be said
@@ -337,10 +332,11 @@ _MOST_LINES_OF = {"verdict": 4, "error": 3, "run": 3}  # which a log has nowhere
 def format_summary(summary: Summary) -> str:
     """Return the summary as plain text: at most 24 lines of at most 80 columns.
 
-    It has a line or two more for each workload beyond the second, and for where kernels run.
+    It has a line or two more for each workload beyond the second, for where kernels run, and for
+    a step of training.
     """
     s = summary
-    rows = workload_rows(s.workloads)
+    rows, steps = workload_rows(s.workloads), steps_of(s.workloads)
     where = s.rows.removeprefix("kernels ").removesuffix(f"; {ELSEWHERE}")
     latency = us_words(s.latency_us) + (
         f" ± {percent_words(s.noise)}" if s.noise is not None else ""
@@ -352,6 +348,7 @@ def format_summary(summary: Summary) -> str:
         ("kernels", where),
         ("workloads", rows[0]),
         *(("", row) for row in rows[1:]),
+        ("training", steps),
         (
             "latency",
             f"{latency}, PyTorch {us_words(s.baseline_us)}{eager}; {s.measured}"
@@ -377,7 +374,7 @@ def format_summary(summary: Summary) -> str:
     for label, text in pairs:
         if text:
             lines += wrapped_words(label, text, _LABEL, _MOST_LINES_OF.get(label, 2))
-    more_rows = [*rows[1:], *[where] * bool(where)]
+    more_rows = [*rows[1:], *filter(None, (where, steps))]
     most = _MAX_LINES + sum(len(wrapped_words("", row, _LABEL, 2)) for row in more_rows)
     warnings = [advice for advice in s.warnings if advice.text != s.rows]
     for number, advice in enumerate(warnings):

@@ -26,6 +26,7 @@ __all__ = [
     "finalist_of",
     "headline_of",
     "least_of",
+    "steps_of",
     "tone_of",
     "tone_words",
     "trust_of",
@@ -39,6 +40,7 @@ FURTHER = 2.0  # times PyTorch's own error
 MOST_ROWS = 8  # of workloads in a terminal
 
 Tone = Literal["good", "caution", "even", "bad"]
+STEP = "in a step of training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
     found = [Workload(AS_GIVEN, finalist.interval)]
     found += _on_other_data(finalist)
     if finalist.step is not None:
-        step = Workload("in a step of training", finalist.step, is_headline=False)
+        step = Workload(STEP, finalist.step, is_headline=False)
         found.append(step)
     for size, race in finalist.at_sizes.items():
         if race.interval is not None and race.interval != finalist.interval:
@@ -90,7 +92,7 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         if race.others != finalist.others:
             found += _on_other_data(race, f" at {size}")
         if race.step is not None and race.step != finalist.step:
-            name = f"in a step of training at {size}"
+            name = f"{STEP} at {size}"
             found.append(Workload(name, race.step, is_headline=False))
     if result.compiled is not None:
         found += _of_compiled(result.compiled, finalist)
@@ -223,6 +225,16 @@ def workload_rows(workloads: Sequence[Workload]) -> list[str]:
     return [*rows, f"{left} more in the report"] if left else rows
 
 
+def steps_of(workloads: Sequence[Workload]) -> str:
+    """Return the speed-up of steps of training, where it is no caveat and there is one."""
+    caveat = caveat_of(workloads)
+    return "; ".join(
+        f"{w.words} ({ratio_words(w.interval.low)} to {ratio_words(w.interval.high)})"
+        for w in workloads
+        if w.name.startswith(STEP) and w.words not in caveat
+    )
+
+
 def trust_of(result: Result | None) -> str:
     """Return what stands behind the figures, in one line; empty where nothing was verified."""
     finalist = finalist_of(result)
@@ -251,7 +263,7 @@ def untimed_of(result: Result | None) -> str:
     on_others = next((each.interval for each in finalist.others), None)
     found = {
         "on other weights and inputs": on_others,
-        "in a step of training": finalist.step,
+        STEP: finalist.step,
         "beside torch.compile": result.compiled and result.compiled.interval,
     }
     untimed = [what for what, interval in found.items() if interval is None]
