@@ -32,6 +32,15 @@ def test_very_many_rows_wait_for_the_memory_of_those_they_are_asked_at():
     assert needs.share(replace(TALL, is_tall=False)) == HALF  # of which nothing is known
 
 
+def test_what_takes_much_of_a_cpus_memory_is_asked_alone_and_nobody_waits_for_it():
+    needs = Needs(Extent(64, 786_432, "cpu"), 0.0, 0.0, host_bytes=22 * 2**30)
+    few, whole = rows_of(3, calls=9), rows_of(64, calls=9)
+    assert needs.is_large(whole) and not needs.is_large(few)
+    assert needs.share(few) == needs.share(whole) == LITTLE
+    share, places = needs.next_of([whole, few])
+    assert (share, places) == (LITTLE, [1])  # few rows first, by several pairs
+
+
 @pytest.mark.parametrize("row_elements", [2e4, 1.2e6, 1e7, 1e9])
 def test_very_many_rows_are_no_more_than_there_is_room_for(row_elements):
     extent = Extent(128, row_elements, "gpu")

@@ -9,8 +9,9 @@ now bounds what larger ones of the same kind take.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tuner.check.batches import FEW_ROWS, Extent
 from tuner.check.probe import Probe
@@ -18,7 +19,7 @@ from tuner.evaluate.forecast import asked_rows
 from tuner.machine.gpu_memory import MOST_UNUSED_BYTES
 from tuner.machine.turns import ALL, HALF, LITTLE, SOME
 
-__all__ = ["Needs"]
+__all__ = ["Needs", "needs_of"]
 
 # Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
 # Of each of the state what a pair of processes was seen to hold: weights of several probes and
@@ -46,11 +47,13 @@ class Needs:
         extent: how large the problem is.
         num_state: numbers of its parameters and buffers.
         total_bytes: of the GPU; 0 of a CPU, whose memory nobody waits for.
+        host_bytes: of a CPU what was free at first; 0 of a GPU.
     """
 
     extent: Extent
     num_state: float
     total_bytes: float
+    host_bytes: float = 0.0
     # Of questions with gradients, and of those without: shares of all memory, what was estimated
     # for their rows and what was taken.
     _seen: dict[bool, list[tuple[float, float]]] = field(
@@ -96,8 +99,14 @@ class Needs:
         return self._of_all(SEEN_STATE_BYTES * self.num_state)
 
     def is_large(self, probe: Probe) -> bool:
-        """Whether one pair of processes asks a probe alone, as far as is estimated."""
-        return self.taken(probe) > SHARE_OF_ONE
+        """Whether one pair of processes asks a probe alone, as far as is estimated.
+
+        On a CPU as well, where processes keep what they freed: two pairs that were asked inputs of
+        100 MB, estimated at 3 GB each, took all of 24 GB.
+        """
+        if self.total_bytes:
+            return self.taken(probe) > SHARE_OF_ONE
+        return 0 < LITTLE_OF_ONE * self.host_bytes < self._taken_bytes(probe)
 
     def is_bounded(self, probe: Probe) -> bool:
         """Whether a probe takes little, or what it takes at most was seen."""
@@ -111,9 +120,7 @@ class Needs:
 
     def taken(self, probe: Probe) -> float:
         """Return the share of a GPU's memory that a probe is estimated to take."""
-        state = self._of_all(STATE_BYTES * self.num_state)
-        fixed = self._of_all(FIXED_BYTES * probe.calls * self.extent.fixed_elements)
-        return state + fixed + self._rows_share(probe)
+        return self._of_all(self._taken_bytes(probe))
 
     def note(self, probe: Probe, used_bytes: float) -> None:
         """Note what a judge and a contender's process took for a probe, at most."""
@@ -145,6 +152,11 @@ class Needs:
         )
         return min(SURPLUS * most, most + MOST_SURPLUS) + self._of_all(UNUSED_BYTES)
 
+    def _taken_bytes(self, probe: Probe) -> float:
+        fixed = FIXED_BYTES * probe.calls * self.extent.fixed_elements
+        rows = self._rows_bytes(asked_rows(probe, self.extent), probe.calls)
+        return STATE_BYTES * self.num_state + fixed + rows
+
     def _seen_of(self, probe: Probe) -> list[tuple[float, float]]:
         with_gradients = self._seen[True]  # which take more than those without
         return with_gradients if probe.gradients else [*self._seen[False], *with_gradients]
@@ -157,6 +169,16 @@ class Needs:
 
     def _of_all(self, num_bytes: float) -> float:
         return num_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+def needs_of(about: Mapping[str, Any], *, is_gpu: bool) -> Needs:
+    """Return what questions are estimated to take, of what a judge says of its reference."""
+    extent = Extent(
+        about["num_rows"], float(about["row_elements"]), "gpu" if is_gpu else "cpu",
+        about["fixed_elements"], about["is_fixed"],
+    )  # fmt: skip
+    host_bytes = 0.0 if is_gpu else float(about["free_bytes"])
+    return Needs(extent, float(about["state_elements"]), float(about["total_bytes"]), host_bytes)
 
 
 def _in_steps(share: float) -> float:

@@ -14,7 +14,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from tuner.evaluate.asking import (
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
-from tuner.evaluate.needs import Needs
+from tuner.evaluate.needs import Needs, needs_of
 from tuner.evaluate.opened import Opened
 from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.worker import Reply, Worker
@@ -148,7 +148,7 @@ class Verifier:
             ended = [judge for judge in judges if not (self._about and judge.is_alive)]
             for reply in pool.map(prepared, ended):
                 if not self._about:
-                    self._needs = _needs_of(reply.data, is_gpu=self._is_gpu)
+                    self._needs = needs_of(reply.data, is_gpu=self._is_gpu)
                 self._about = reply.data
                 self._files.imported(reply.data["beside"])
 
@@ -373,15 +373,6 @@ class Verifier:
         if self._turns.has_others or self._turns.is_memory_wanted:
             for pair in pairs:
                 pair.free()
-
-
-def _needs_of(about: Mapping[str, Any], *, is_gpu: bool) -> Needs:
-    """Return what questions are estimated to take, of what a judge says of its reference."""
-    extent = Extent(
-        about["num_rows"], float(about["row_elements"]), "gpu" if is_gpu else "cpu",
-        about["fixed_elements"], about["is_fixed"],
-    )  # fmt: skip
-    return Needs(extent, float(about["state_elements"]), float(about["total_bytes"]))
 
 
 RACES = (

@@ -7,6 +7,8 @@ it for that shape as long as the process lives.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import mmap
 from pathlib import Path
@@ -87,6 +89,8 @@ def free_all_unused(device: str | torch.device) -> int:
 
     gc.collect()
     if not is_gpu(device):
+        with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)
         resident = int(Path("/proc/self/statm").read_text().split()[1])
         return resident * mmap.PAGESIZE
     torch.cuda.empty_cache()
