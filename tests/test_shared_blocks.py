@@ -47,3 +47,12 @@ def test_nests_of_rows_have_no_blocks_of_nests_of_columns(name, tmp_path):
         assert of_columns and of_rows and len(texts) == len(of_columns) + len(of_rows)
         assert all("num_warps=2," in text and "_pass_0[" in text for text in of_columns)
         assert all("num_warps=8," in text and "_pass_0[" not in text for text in of_rows)
+
+
+def test_what_is_worth_trying_is_the_larger_ones_of_those_that_share_blocks(tmp_path):
+    """Of a third nest, a fifth of the second one's size, that has the second's blocks."""
+    forward = "return torch.softmax(torch.softmax(self.n(x) * self.s, -1)[:, :104], -1)"
+    text = text_of(NORM, "x", forward, "torch.randn(900, 520)")
+    _, family = derive_with_steps(tmp_path, "shared", text)
+    parameter = family.templates["nest_triton"].parameters["block_columns_2"]
+    assert parameter.default == 1024 and parameter.about.startswith("task div:")

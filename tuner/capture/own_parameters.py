@@ -18,6 +18,7 @@ __all__ = [
     "canonical",
     "declared",
     "groups_of",
+    "largest_first",
     "named",
     "renamed",
     "suffixes_of",
@@ -38,18 +39,23 @@ _TAG = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
 def suffixes_of(nests: Sequence[Nest]) -> Mapping[str, str]:
     """Return, by nest, what the names of its parameters end in; nothing where they are plain."""
-    first, *others = [*sorted(nests, key=_elements, reverse=True), None, None]
+    first, *others = [*largest_first(nests), None, None]
     second = others[0]
     if first is None or second is None or SMALL * _elements(second) <= _elements(first):
         second = None
     return {nest.name: SECOND if nest is second else "" for nest in nests}
 
 
+def largest_first(nests: Sequence[Nest]) -> list[Nest]:
+    """Return nests by the elements of their spaces."""
+    return sorted(nests, key=_elements, reverse=True)
+
+
 def groups_of(nests: Sequence[Nest]) -> dict[str, list[Nest]]:
     """Return the nests that share their parameters, by suffix, the largest of each first."""
     suffixes = suffixes_of(nests)
     found: dict[str, list[Nest]] = {}
-    for nest in sorted(nests, key=_elements, reverse=True):
+    for nest in largest_first(nests):
         found.setdefault(suffixes[nest.name], []).append(nest)
     return found
 

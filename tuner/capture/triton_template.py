@@ -13,7 +13,7 @@ from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
 from tuner.capture.makers import Products
 from tuner.capture.nest import Nest
-from tuner.capture.own_parameters import declared, groups_of, named
+from tuner.capture.own_parameters import declared, groups_of, largest_first, named
 from tuner.capture.precision import in_float64
 from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
 from tuner.capture.product_moments import (
@@ -174,8 +174,7 @@ def _steps(
         number = len(texts)
         function = function_of(op, number)
         own = None
-        suffix = _suffix_of(part, task, groups) if isinstance(task, Nest) else None
-        if isinstance(task, Nest) and suffix is not None:
+        if isinstance(task, Nest) and (suffix := _suffix_of(part, task, groups)) is not None:
             own = searched(suffix, "tile" if is_tiled(task) else "block")
         is_given = product is not None and has_moments
         writer = _writer(task, function, names, own, SMALLEST_PIECE if is_given else 0)
@@ -283,9 +282,8 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     workspace = [line for _, lines in found for line in lines]
     others: list[Nest] = []
     decided: dict[str, list[tuple[str, Nest]]] = {suffix: [] for suffix in groups}
-    largest_first = [nest for nests in groups.values() for nest in nests]
-    for part in parts:
-        for nest in part.stages.nests if part.name else largest_first:
+    for part in parts:  # the forward first, whose largest nest says what is worth trying
+        for nest in part.stages.nests if part.name else largest_first(stages.nests):
             suffix = _suffix_of(part, nest, groups)
             if suffix is None:
                 others.append(nest)
