@@ -186,11 +186,11 @@ def product_split_kernel(
                 padded_columns, LOW_TIMES,
             )
     num_lost = tl.sum(lost, axis=1)
+    own = tl.where(is_fine, own, float("nan"))
     if PIECES > 1:
         place = (batch * num_pieces + piece).to(tl.int64) * num_rows + rows
         tl.store(counts + place, num_lost, mask=is_row)
-    own = tl.where(is_fine, own, float("nan"))
-    if PIECES == 1:
+    else:
         own = product_judged(own, num_lost, num_columns, is_row, odd, LOW_TIMES)
     tl.store(unit + made, own, mask=is_first)
 

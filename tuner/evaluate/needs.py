@@ -154,15 +154,17 @@ class Needs:
 
     def _taken_bytes(self, probe: Probe) -> float:
         fixed = FIXED_BYTES * probe.calls * self.extent.fixed_elements
-        rows = self._rows_bytes(asked_rows(probe, self.extent), probe.calls)
-        return STATE_BYTES * self.num_state + fixed + rows
+        return STATE_BYTES * self.num_state + fixed + self._asked_bytes(probe)
+
+    def _asked_bytes(self, probe: Probe) -> float:
+        return self._rows_bytes(asked_rows(probe, self.extent), probe.calls)
 
     def _seen_of(self, probe: Probe) -> list[tuple[float, float]]:
         with_gradients = self._seen[True]  # which take more than those without
         return with_gradients if probe.gradients else [*self._seen[False], *with_gradients]
 
     def _rows_share(self, probe: Probe) -> float:
-        return self._of_all(self._rows_bytes(asked_rows(probe, self.extent), probe.calls))
+        return self._of_all(self._asked_bytes(probe))
 
     def _rows_bytes(self, rows: int, num_calls: int = 1) -> float:
         return rows * self.extent.row_elements * (WIDE_BYTES + KEPT_BYTES * num_calls)

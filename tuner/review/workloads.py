@@ -167,17 +167,22 @@ def caveat_of(workloads: Sequence[Workload]) -> str:
     """
     if not workloads:
         return ""
-    head = min((w for w in workloads if w.is_headline), key=lambda w: w.interval.worth)
-    others = [w for w in workloads if not w.is_headline]
-    less = [w for w in others if w.is_ours and _is_below(w.interval, head.interval)]
+    less = _less_than_said(workloads)
     said = [w.words for w in sorted(less, key=lambda w: w.interval.speedup)]
     said += [
         f"{w.name.replace('torch.compile', 'torch.compile is faster', 1)}: "
         f"{ratio_words(w.interval.speedup)}{w.note}"
-        for w in others
-        if w.beside is not None and _is_below(w.beside, w.interval)
+        for w in workloads
+        if not w.is_headline and w.beside is not None and _is_below(w.beside, w.interval)
     ]
     return "; ".join(said)
+
+
+def _less_than_said(workloads: Sequence[Workload]) -> list[Workload]:
+    """Return the file's own that do not count for the headline, and are materially below it."""
+    head = min((w for w in workloads if w.is_headline), key=lambda w: w.interval.worth)
+    others = [w for w in workloads if w.is_ours and not w.is_headline]
+    return [w for w in others if _is_below(w.interval, head.interval)]
 
 
 def tone_of(workloads: Sequence[Workload], kind: str) -> Tone:
@@ -227,11 +232,11 @@ def workload_rows(workloads: Sequence[Workload]) -> list[str]:
 
 def steps_of(workloads: Sequence[Workload]) -> str:
     """Return the speed-up of steps of training, where it is no caveat and there is one."""
-    caveat = caveat_of(workloads)
+    steps = [w for w in workloads if w.name.startswith(STEP)]
     return "; ".join(
         f"{w.words} ({ratio_words(w.interval.low)} to {ratio_words(w.interval.high)})"
-        for w in workloads
-        if w.name.startswith(STEP) and w.words not in caveat
+        for w in steps
+        if w not in _less_than_said(workloads)
     )
 
 
