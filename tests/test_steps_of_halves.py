@@ -321,6 +321,15 @@ def check_wide(folder: str, name: str) -> None:
                 exact = x[wants].double() @ weight.double().t()
                 sizes = x[wants].double().abs() @ weight.double().t().abs()
                 assert ((out[wants] - exact).abs() <= 2.0**-20 * sizes).all()
+    # A number that meets small ones alone, and is larger than what all the largest ones meet.
+    others[7, 1] = 2.0**60
+    odd = torch.zeros(1, dtype=torch.int32)
+    _, _, x_unit, _ = names["product_split"](rows, 272, True, odd, False)
+    _, _, unit, _ = names["product_split"](others, 272, False, odd)
+    names["product_repair"](rows, others, None, x_unit, unit, odd, torch.zeros(130, 140))
+    assert torch.equal(
+        x_unit.isnan().nonzero()[:, 0], torch.cat([torch.arange(50, 61), torch.arange(62, 130)])
+    )
 
 
 def wide_gradients(taken: Taken) -> None:

@@ -99,8 +99,9 @@ def product_weigh(
     # other operand's row, or less as a rule. Beside a number b of that row, by which the largest is
     # multiplied, any sum in float32 is rounded by 2^-25 of the term: more, unless b is some 2^-12
     # of its row's largest (of 8192 numbers), or smaller. Rows of which more than a 16th of these
-    # b are so small have a unit of NaN afterwards, and wide ones that several products share. A NaN
-    # has the unit's exponent in its last bits: what others read is the same before and after.
+    # b are so small, or all are beside the largest of all rows, have a unit of NaN afterwards, and
+    # so have wide ones that several products share. A NaN has the unit's exponent in its last
+    # bits: what others read is the same before and after.
     rows = first_row + tl.arange(0, ROWS)
     is_row = rows < num_rows
     places = unit + batch * given_rows + rows
@@ -119,6 +120,7 @@ def product_weigh(
         other += batch * other_batch
         least = end.to(tl.float32) * 2.0**-12
         num_small = tl.zeros([ROWS], dtype=tl.int32)
+        most, most_lost = tl.zeros([ROWS], dtype=tl.float32), tl.zeros([ROWS], dtype=tl.float32)
         for first in range(0, num_others, COLUMNS):
             others = first + tl.arange(0, COLUMNS)
             is_other = others < num_others
@@ -126,11 +128,13 @@ def product_weigh(
             in_nan = (theirs.to(tl.int32, bitcast=True) & 255) << 23
             theirs = tl.where(theirs == theirs, theirs, in_nan.to(tl.float32, bitcast=True))
             values = product_rows(other, at, others, end, num_others, other_column, other_row)
-            is_small = (tl.abs(values) < (tl.abs(theirs) * least)[None, :]) & is_other[None, :]
-            num_small += tl.sum(is_small.to(tl.int32), axis=1)
+            values, lost = tl.abs(values), tl.abs(theirs) * least
+            num_small += tl.sum(((values < lost[None, :]) & is_other[None, :]).to(tl.int32), axis=1)
+            most = tl.maximum(most, tl.max(values, axis=1))
+            most_lost = tl.maximum(most_lost, tl.max(lost, axis=0))
         is_shared = (given_rows == 0) & (batches > 1)
         judged = (-own).to(tl.int32, bitcast=True)
-        wants = (num_small * 16 > num_others) | is_shared
+        wants = (num_small * 16 > num_others) | (most < most_lost) | is_shared
         judged = tl.where(wants, (judged >> 23) | 0x7FC00000, judged)
         tl.store(places, judged.to(tl.float32, bitcast=True), mask=is_row & (own < 0))
 
