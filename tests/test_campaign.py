@@ -116,6 +116,38 @@ def test_several_problems_share_a_device_where_that_is_asked_for(tmp_path):
     assert sorted(ended) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_problem_that_lacks_memory_beside_others_begins_again_alone(is_large, tmp_path):
+    """A file that asks for more than there is ends so the second time, too."""
+    lines = "import os, pathlib, time\n"
+    here = "pathlib.Path(__file__).parent"
+    meets = f"while not ({here} / '{{}}').exists(): time.sleep(0.01)\n"
+    (tmp_path / "a.py").write_text(
+        f"{lines}said = {here} / 'b_is_here'\n{meets.format('b_is_here')}"
+        f"if {is_large} or not ({here} / 'b_is_over').exists():\n"
+        f"    ({here} / 'a_is_over').touch()\n"
+        "    raise MemoryError(400 * 'a' + ' CUDA out of memory')\n"
+        "raise ValueError('there was enough')\n"
+    )
+    (tmp_path / "b.py").write_text(
+        f"{lines}({here} / 'b_is_here').touch()\n{meets.format('a_is_over')}"
+        f"time.sleep(0.5)\n({here} / 'b_is_over').touch()\n"
+    )
+    reported: list[str] = []
+    campaign = Campaign(
+        problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cpu:0",), PARTS), jobs=2,
+        on_change=reported.append,
+    )  # fmt: skip
+    ended: list[str] = []
+    campaign.on_end = lambda problem, state, seconds: ended.append(problem.name)
+    state = campaign.work()["a"]
+    assert ended == ["b", "a"] and state.status == "refused"
+    assert ("there was enough" in state.reason) is not is_large
+    begins = [n for n, words in enumerate(reported) if words == "a: begins on cpu:0"]
+    assert len(begins) == 2  # once more, when b is over
+    assert begins[1] > next(n for n, words in enumerate(reported) if words.startswith("b: refuse"))
+
+
 def test_a_file_that_ends_its_process_each_time_failed_and_is_tried_by_the_next_call(tmp_path):
     (tmp_path / "a.py").write_text("import os\nos._exit(7)\n")
     reported: list[str] = []

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tuner.errors import says_no_memory
 from tuner.fleet.chosen import Chosen
 from tuner.machine.forkserver import die_with
 from tuner.machine.platforms import VISIBLE, visible_as
@@ -38,14 +39,20 @@ OVER = ("done", "nothing to gain", "nothing correct", "refused")
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A `tune` at work on a problem; `is_late` once it took longer than it may."""
+    """A `tune` at work on a problem; `is_late` once it took longer than it may.
+
+    `places` are those of its devices that it takes, several of one where it has that alone.
+    `has_company`: others have been at work on its device meanwhile.
+    """
 
     problem: Problem
     devices: tuple[str, ...]
+    places: tuple[str, ...]
     process: subprocess.Popen[bytes]
     log: Path
     began_s: float
     is_late: bool = False
+    has_company: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +80,7 @@ class Campaign:
     on_change: Callable[[str], None] = lambda words: None
     on_end: Callable[[Problem, State, float], None] = lambda problem, state, seconds: None
     _num_tried: dict[str, int] = field(default_factory=dict)
+    _alone: list[Problem] = field(default_factory=list)  # which wait for a device of their own
 
     def states(self) -> dict[str, State]:
         """Return what each problem is at."""
@@ -91,18 +99,26 @@ class Campaign:
         running: list[_Process] = []
         began_s, num_here = time.monotonic(), len(waiting)
         try:
-            while waiting or running:
+            while waiting or running or self._alone:
                 while waiting and free:
                     count = max(1, len(free) // len(waiting)) if self.jobs == 1 else 1
                     devices, free = tuple(free[:count]), free[count:]
                     running.append(self._started(waiting.pop(0), devices))
+                whole = [name for name in dict.fromkeys(free) if free.count(name) == self.jobs]
+                for name in whole[: len(self._alone)]:  # there are such once nobody waits
+                    free = [other for other in free if other != name]
+                    running.append(self._started(self._alone.pop(0), (name,), self.jobs))
+                for one in running:
+                    one.has_company |= sum(one.devices[0] in o.devices for o in running) > 1
                 self._end_late(running)
                 ended = [one for one in running if one.process.poll() is not None]
                 for one in ended:
                     running.remove(one)
-                    free += one.devices
-                    if self._is_over(one):
-                        left = len(waiting) + len(running)
+                    free += one.places
+                    if self._waits_to_be_alone(one):
+                        self._alone.append(one.problem)
+                    elif self._is_over(one):
+                        left = len(waiting) + len(running) + len(self._alone)
                         spent_s = time.monotonic() - began_s
                         self._tell(one, left, spent_s / max(1, num_here - left) * left)
                     else:
@@ -129,7 +145,9 @@ class Campaign:
 
     # ---- one problem -------------------------------------------------------------------------
 
-    def _started(self, problem: Problem, devices: tuple[str, ...]) -> _Process:
+    def _started(
+        self, problem: Problem, devices: tuple[str, ...], num_places: int = 1
+    ) -> _Process:
         state = self.states()[problem.name]
         if state.run is not None:
             command = ["--resume", str(state.run)]
@@ -160,7 +178,7 @@ class Campaign:
         where = f" on {', '.join(devices)}" if any(devices) else ""
         what = "goes on" if state.run is not None else "begins"
         self.on_change(f"{problem.name}: {what}{where}")
-        return _Process(problem, devices, process, log, time.monotonic())
+        return _Process(problem, devices, devices * num_places, process, log, time.monotonic())
 
     def _resumable(self) -> list[str]:
         """Return those of the options that may be given again to a run."""
@@ -169,6 +187,17 @@ class Campaign:
             if option in AGAIN:
                 found += [option, value]
         return found
+
+    def _waits_to_be_alone(self, one: _Process) -> bool:
+        """Whether a problem that has ended lacked memory that others on its device have had."""
+        is_over = one.is_late or self.states()[one.problem.name].status in OVER
+        if is_over or one.process.returncode == 0 or not one.has_company:
+            return False
+        lacks = says_no_memory(_last_message(one.log))
+        if lacks:
+            words = "memory ran out beside others; it begins again with a device of its own"
+            self.on_change(f"{one.problem.name}: {words}")
+        return lacks
 
     def _is_over(self, one: _Process) -> bool:
         """Whether a problem whose process has ended is not to be tried again."""
@@ -230,12 +259,16 @@ def _settle(parent_pid: int, cores: Sequence[int] | None) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _last_words(log: Path) -> str:
-    """Return why `tune` said that it ended: its last message."""
+def _last_message(log: Path) -> str:
+    """Return the last message of `tune`: why it ended."""
     lines = log.read_text(errors="replace").splitlines()[-40:]
     starts = [n for n, line in enumerate(lines) if line.startswith("error: ")]
     chosen = lines[starts[-1] :] if starts else lines[-1:]
-    return one_line("\n".join(chosen).removeprefix("error: "))
+    return "\n".join(chosen).removeprefix("error: ")
+
+
+def _last_words(log: Path) -> str:
+    return one_line(_last_message(log))
 
 
 def format_table(states: dict[str, State]) -> str:
