@@ -163,7 +163,7 @@ def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     text = rendered(Path("t.py"), text, [builtin_folder()], known)
     found: dict = {"CudaCode": make}
     start = text.index("cuda_code = CudaCode(")
-    exec(text[start : text.index("def product_by_wgmma")], found)
+    exec(text[start : text.index("def product_converts")], found)
     log = found["cuda_code"].log
     kernels = parse_resources(log, None)
     # Halves of x, what is computed again and pieces added up are kernels of the same text.

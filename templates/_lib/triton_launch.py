@@ -11,6 +11,15 @@ LAUNCHES_AT_ONCE = True  # what compiles ahead, and has to see each launch, turn
 FIRST_LAUNCH = vars(triton).setdefault("_first_launch_of_a_form", threading.RLock())
 
 
+class Recording(threading.local):
+    # Who watches the launches of this thread, if anybody does.
+
+    recorder = None
+
+
+RECORDING = Recording()
+
+
 def ceil_div(a, b):
     # As triton.cdiv, which is for kernels first and takes the host ten times as long.
     return -(-a // b)
@@ -43,7 +52,10 @@ class launched:
 
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
+            recorder = RECORDING.recorder
             if not (self.is_known and LAUNCHES_AT_ONCE):
+                if recorder is not None:
+                    recorder.why = "Triton launches otherwise"
                 return self.kernel[grid](*arguments, **constants, **self.options)
             form = self.form_of(arguments, constants)
             found = self.compiled.get(form)
@@ -51,13 +63,18 @@ class launched:
                 with FIRST_LAUNCH:
                     made = self.kernel[grid](*arguments, **constants, **self.options)
                 names = self.kernel.arg_names[len(arguments) :]
-                if form is not None and all(name in constants for name in names):
-                    if len(self.compiled) >= 256:  # as many numbers of rows, say
-                        self.compiled.clear()
-                    self.compiled[form] = made, [constants[name] for name in names]
-                return made
+                if form is None or any(name not in constants for name in names):
+                    if recorder is not None:
+                        recorder.why = "a launch has no form"
+                    return made
+                if len(self.compiled) >= 256:  # as many numbers of rows, say
+                    self.compiled.clear()
+                found = self.compiled[form] = made, [constants[name] for name in names]
+            else:
+                found[0][(*grid, 1, 1)[:3]](*arguments, *found[1])
             made, rest = found
-            made[(*grid, 1, 1)[:3]](*arguments, *rest)
+            if recorder is not None:
+                recorder.launches.append((made, (*grid, 1, 1)[:3], (*arguments, *rest)))
             return made
 
         return launch

@@ -80,7 +80,7 @@ def product_cut(num_tiles, depth):
     return ceil_div(ceil_div(depth, pieces), 64) * 64 if pieces > 1 else None
 
 
-def product_by_wgmma(
+def product_and_more_by_wgmma(
     x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned,
     function="product_of_rows", given=(), apart=None, has_moments=False,
 ):
@@ -157,3 +157,12 @@ def product_by_wgmma(
             function + "_in_pieces", made, bias, out, *given, num_rows, num_columns, pieces
         )
     return None if cut else ({{ product_n }}, odd) if converts else (128, None)
+
+
+@replayed
+def product_by_wgmma(
+    x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned
+):
+    product_and_more_by_wgmma(
+        x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned
+    )

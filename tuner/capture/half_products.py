@@ -41,6 +41,7 @@ _OF_MATRICES = {
     WGMMA_TEMPLATE: Products(
         title=", products of float16 in one Hopper kernel",
         function="product_by_wgmma",
+        behind="product_and_more_by_wgmma",
         tail="",
         requires='  - {expr: "device.capability == 90", why: "wgmma is in sm_90a alone"}\n'
         '  - {expr: "device.has_nvcc", why: "the products\' CUDA C++ needs nvcc"}\n'

@@ -32,6 +32,7 @@ class Products:
         of: what it makes: products of matrices, convolutions, or those of each channel by itself.
         more: numbers that its function gets behind its parameters.
         precision: what it computes in, as `datasheets.peak_tflops` names it.
+        behind: the function that computes one with what is behind it, if that is another.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Products:
     of: Literal["matrices", "images", "planes"] = "matrices"
     more: tuple[int, ...] = ()
     precision: str = "fp16x3"
+    behind: str = ""
 
     @property
     def convolves(self) -> bool:

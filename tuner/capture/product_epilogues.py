@@ -338,6 +338,7 @@ def {function}(x, filters, bias, out, rows, cols, {own}*how):
     return (
         f'''
 
+@replayed
 def {function}(
     x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned, rows, cols, *given
 ):

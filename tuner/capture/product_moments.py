@@ -138,6 +138,7 @@ def moments_python_text(
     partial = f"n{len(arguments) - 4}"
     text = f'''
 
+@replayed
 def {function}(
     x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned, {taken}, *given
 ):

@@ -377,7 +377,7 @@ class Writer:
         return f"{self.names[statement.name]} = {value}"
 
     def _launch(self) -> Iterator[str]:
-        yield from ("", "", f"def {self.function}({self.tensors}, rows, cols):")
+        yield from ("", "", "@replayed", f"def {self.function}({self.tensors}, rows, cols):")
         yield "    # A row that is shorter than the block is done by a block of its own length."
         yield f"    block = min({self.blocks.columns}, 1 << (cols - 1).bit_length())"
         yield "    if cols + block >= 2**31:"

@@ -138,7 +138,7 @@ class SplitWriter(_PartsWriter):
     def _launch_split(self) -> Iterator[str]:
         given = ", given=None" if self.takes_moments else ""
         taken = f"{self.tensors}, partial, totals, rows, cols{given}"
-        yield from ("", "", f"def {self.function}({taken}):")
+        yield from ("", "", "@replayed", f"def {self.function}({taken}):")
         rows, columns = self.blocks.rows, self.blocks.columns
         block = columns if self.has_rows else f"{rows} * {columns}"
         yield f"    block, split = {block}, {self.blocks.split}"
@@ -294,7 +294,7 @@ class AcrossWriter(_PartsWriter):
 
     def _launch(self) -> Iterator[str]:
         taken = f"{self.tensors}, partial, totals, rows, cols, pieces"
-        yield from ("", "", f"def {self.function}({taken}):")
+        yield from ("", "", "@replayed", f"def {self.function}({taken}):")
         yield f"    if cols + pieces * {self.blocks.columns} >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield f"    blocks = {self._row_blocks(str(self.blocks.rows))} * pieces"

@@ -134,7 +134,12 @@ class SumsWriter(Writer):
 
     def _launch(self) -> Iterator[str]:
         given = ", ".join([self.tensors, *(f"{name}_out" for name in self.sums.outputs)])
-        yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols, pieces):")
+        yield from (
+            "",
+            "",
+            "@replayed",
+            f"def {self.function}({given}, partial, totals, rows, cols, pieces):",
+        )
         yield "    block = triton.next_power_of_2(cols)"
         yield f"    block_rows = {self.blocks.rows}"
         yield f"    {self.function}_kernel[(pieces,)]("

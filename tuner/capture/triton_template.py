@@ -71,6 +71,9 @@ from triton.language.extra import libdevice
 
 
 {{% include "_lib/triton_launch.py" %}}
+
+
+{{% include "_lib/triton_replay.py" %}}
 """
 _WARPS = (
     '  num_warps: {{about: "warps of a program", default: {warps}, '
@@ -198,7 +201,7 @@ def _steps(
         if product is not None:
             fused, condition = f"{function}_behind_product", _APART
             assert halves is not None
-            host = halves.products.function
+            host = halves.products.behind or halves.products.function
             if has_moments:
                 found = moments_python_text(nest, product, fused, function, host, arguments)
                 text, more = found

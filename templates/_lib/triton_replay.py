@@ -1,0 +1,238 @@
+# Calls of a function whose launches an earlier call has shown. The text has `torch` and `triton`.
+#
+# What such a function makes and launches depends on its arguments' form alone: dtypes, shapes,
+# strides, numbers. Its first call of a form is watched. Later ones make what it allocated as one
+# block, put addresses in their places, and launch by CUDA's driver: what Python and Triton ask for
+# each launch takes the host ten times as long.
+
+import contextlib
+import ctypes
+import re
+import struct
+from functools import update_wrapper
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+REPLAYS = False  # until a GPU has run it
+ON = "cuda"  # the kind of device whose addresses kernels are given
+ROOM_BYTES = 256  # what lies in one block begins at multiples of these
+# Of PyTorch's operations those that make memory, without a kernel; what makes zeros has one of the
+# driver's in a replay. Views are free, and what is computed on the host depends on the form.
+MAKING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros"}
+FLOATS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}  # of kernels' numbers; others are whole
+PLAIN = (int, float, bool, type(None))
+
+
+class Unknown(Exception):
+    # Why calls of a form are not replayed.
+    pass
+
+
+class Recorder(TorchDispatchMode):
+    # What one call makes and launches, as it does it; `why` that does not suffice.
+
+    def __init__(self):
+        super().__init__()
+        self.launches, self.made, self.zeroed, self.why = [], [], [], ""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function._schema.name.removeprefix("aten::")
+        results = result if isinstance(result, (list, tuple)) else [result]
+        if any(getattr(made, "is_" + ON, True) for made in results) and not function.is_view:
+            if name not in MAKING:
+                self.why = self.why or f"it calls PyTorch's {name}"
+            self.made += results
+            self.zeroed += results if name == "zeros" else []
+        return result
+
+
+class Places:
+    # Where the addresses of one call are from: its arguments, or what it made, which is one block
+    # in a replay, zeroed at its beginning.
+
+    def __init__(self, recorder, tensors):
+        self.of = {}  # (number of an argument or, of the block, how many these are; bytes behind)
+        self.spans = []
+        for t in tensors:
+            last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+            first = t.data_ptr()
+            self.spans.append((first, first + (last + 1) * t.element_size() * (t.numel() > 0)))
+        # One tensor may be several arguments. Of others that share memory it is not known whose
+        # an address is.
+        ends, numbers = {}, {}
+        self.equal = []
+        for number, (first, end) in enumerate(self.spans):
+            if numbers.setdefault(first, number) != number:
+                self.equal.append((numbers[first], number))
+            ends[first] = max(end, ends.get(first, 0))
+        spans = sorted(ends.items())
+        if any(one[1] > other[0] for one, other in zip(spans, spans[1:])):
+            raise Unknown("arguments share memory")
+        made = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in recorder.made}
+        zeroed = {t.untyped_storage().data_ptr() for t in recorder.zeroed}
+        self.rooms, self.num_bytes, self.num_zeroed_bytes = {}, 0, 0
+        for first in sorted(made, key=lambda first: first not in zeroed):
+            self.rooms[first] = self.num_bytes
+            self.num_bytes += -(-made[first].nbytes() // ROOM_BYTES) * ROOM_BYTES
+            if first in zeroed:
+                self.num_zeroed_bytes = self.num_bytes
+
+    def number(self, tensor):
+        # Which of the addresses is a tensor's.
+        address = tensor.data_ptr()
+        for argument, (first, end) in enumerate(self.spans):
+            if first <= address < max(end, first + 1):
+                return self.of.setdefault((argument, address - first), len(self.of))
+        first = tensor.untyped_storage().data_ptr()
+        if first not in self.rooms:
+            raise Unknown("a kernel reads what is no argument, and was not made by the call")
+        behind = self.rooms[first] + address - first
+        return self.of.setdefault((len(self.spans), behind), len(self.of))
+
+
+class Replay:
+    # What calls of a form make and launch; `recorder` watched one on `tensors`.
+
+    def __init__(self, recorder, tensors, driver):
+        if recorder.why:
+            raise Unknown(recorder.why)
+        self.driver, self.device, self.lock = driver, tensors[0].device, threading.Lock()
+        self.places = Places(recorder, tensors)
+        num_given = sum(len(arguments) for _, _, arguments in recorder.launches)
+        self.addresses = (ctypes.c_uint64 * num_given)()  # by their number, of which many are one
+        self.kept = []  # what launches point to
+        self.launches = [
+            self.call_of(what, how, arguments) if isinstance(how, str)
+            else self.launch_of(what, how, arguments)
+            for what, how, arguments in recorder.launches
+        ]  # fmt: skip
+        self.format = f"={len(self.places.of)}Q"
+
+    def launch_of(self, made, grid, arguments):
+        # Of a kernel that Triton compiled. Those that it launches in clusters, say, it is left.
+        facts, kinds = made.metadata, made.src.signature
+        for name in ("launch_cooperative_grid", "launch_pdl", "global_scratch_size"):
+            if getattr(facts, name, 0):
+                raise Unknown(f"a kernel has {name}")
+        if facts.num_ctas != 1 or len(kinds) != len(arguments) or 0 in grid:
+            raise Unknown("a kernel is launched otherwise")
+        given = []
+        for kind, value in zip(kinds.values(), arguments):
+            if isinstance(value, torch.Tensor):
+                at = 8 * self.places.number(value)
+                given.append(ctypes.addressof(self.addresses) + at)
+            elif kind != "constexpr":
+                self.kept.append(FLOATS.get(kind, ctypes.c_int64)(value))
+                given.append(ctypes.addressof(self.kept[-1]))
+        (parameters,) = re.findall(r"\.entry\s+\w+\s*\((.*?)\)", made.asm["ptx"], re.DOTALL)
+        num_more = parameters.count(".param") - len(given)
+        if not 0 <= num_more <= 2:  # rooms of Triton's, of no bytes
+            raise Unknown("a kernel has parameters that are not known")
+        self.kept += [made, ctypes.c_uint64(0)]
+        given += num_more * [ctypes.addressof(self.kept[-1])]
+        pointers = (ctypes.c_void_p * len(given))(*given)
+        launch, function, shared = self.driver.cuLaunchKernel, made.function, facts.shared
+        threads, name = 32 * facts.num_warps, facts.name
+
+        def launched_again(addresses, stream):
+            code = launch(function, *grid, threads, 1, 1, shared, stream, pointers, None)
+            if code:
+                raise RuntimeError(f"{name}: CUDA's driver says {code}")
+
+        return launched_again
+
+    def call_of(self, function, name, arguments):
+        # Of a function of C++: its arguments, or which address stands there.
+        given = []
+        for value in arguments:
+            is_placed = isinstance(value, torch.Tensor) and getattr(value, "is_" + ON)
+            if isinstance(value, torch.Tensor) and not is_placed:
+                self.kept.append(value)  # on the host, made of numbers of the form
+                value = value.data_ptr()
+            given.append((is_placed, self.places.number(value) if is_placed else value))
+
+        def called_again(addresses, stream):
+            message = function(*[addresses[v] if is_placed else v for is_placed, v in given], stream)
+            if message is not None:
+                raise RuntimeError(f"{name}: {message.decode(errors='replace')}")
+
+        return called_again
+
+    def __call__(self, pointers):
+        room = None
+        if self.places.num_bytes:
+            room = torch.empty(self.places.num_bytes, dtype=torch.uint8, device=self.device)
+            pointers = [*pointers, room.data_ptr()]
+        addresses = [pointers[base] + behind for base, behind in self.places.of]
+        active = triton.runtime.driver.active
+        stream = active.get_current_stream(active.get_current_device())
+        with self.lock:
+            struct.pack_into(self.format, self.addresses, 0, *addresses)
+            if num_bytes := self.places.num_zeroed_bytes:
+                if code := self.driver.cuMemsetD8Async(pointers[-1], 0, num_bytes, stream):
+                    raise RuntimeError(f"cuMemsetD8Async: CUDA's driver says {code}")
+            for launch in self.launches:
+                launch(addresses, stream)
+
+
+def cuda_driver():
+    library = ctypes.CDLL("libcuda.so.1")
+    whole, at = ctypes.c_uint, ctypes.c_void_p
+    library.cuLaunchKernel.argtypes = [at, *[whole] * 7, at, at, at]
+    library.cuMemsetD8Async.argtypes = [ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, at]
+    library.cuCtxGetCurrent.argtypes = [at]
+    return library
+
+
+class replayed:
+    # A function of tensors and numbers, all of whose work is done by kernels; it returns nothing.
+
+    driver = None
+
+    def __init__(self, function):
+        update_wrapper(self, function)
+        self.function = function
+        self.replays = {}  # by form; of None, calls are not replayed
+
+    def __call__(self, *arguments):
+        if not (REPLAYS and LAUNCHES_AT_ONCE) or RECORDING.recorder is not None:
+            return self.function(*arguments)
+        form, pointers = [torch.cuda.current_device()], []
+        for given in arguments:
+            if isinstance(given, torch.Tensor):
+                pointers.append(given.data_ptr())
+                form += given.dtype, given.shape, given.stride(), pointers[-1] % 16
+            elif type(given) in PLAIN:
+                form.append(given)
+            else:  # such as what a product has found for what is behind it
+                return self.function(*arguments)
+        form = tuple(form)
+        replay = self.replays.get(form, self)
+        if replay is self:
+            return self.watched(form, arguments)
+        if replay is None or any(pointers[a] != pointers[b] for a, b in replay.places.equal):
+            return self.function(*arguments)
+        context = ctypes.c_void_p()  # of this thread, which may have none yet
+        if self.driver.cuCtxGetCurrent(ctypes.byref(context)) or not context.value:
+            return self.function(*arguments)
+        return replay(pointers)
+
+    def watched(self, form, arguments):
+        RECORDING.recorder = recorder = Recorder()
+        try:
+            with recorder:
+                result = self.function(*arguments)
+        finally:
+            RECORDING.recorder = None
+        replay = None
+        tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
+        with contextlib.suppress(Unknown, OSError):
+            if replayed.driver is None:
+                replayed.driver = cuda_driver()
+            if result is None and tensors:
+                replay = Replay(recorder, tensors, self.driver)
+        if len(self.replays) >= 256:  # as many numbers of rows, say
+            self.replays.clear()
+        self.replays[form] = replay
+        return result

@@ -1,0 +1,268 @@
+"""Calls that replay what an earlier one launched, by a driver of the host in place of CUDA's.
+
+The text is the templates', and so are the bytes that reach the driver; the kernels are functions
+of C, and Triton is what launches them the first time. On a GPU all tests of Triton's kernels that
+call twice are of this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tuner.kernel.family import builtin_folder
+from tuner.kernel.rendering import rendered
+
+SOURCE = Path(__file__).with_name("driver_of_the_host.c")
+PTX = ".visible .entry {name}(\n{parameters}\n)\n.maxntid 128\n{{ .param .b32 in_the_body; }}"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    made = tmp_path_factory.mktemp("driver") / "driver.so"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(made)], check=True)
+    return ctypes.CDLL(str(made))
+
+
+class Kernel:
+    """What Triton makes of a kernel, and how it launches it."""
+
+    def __init__(self, library, name: str, signature: dict[str, str]) -> None:
+        self.arg_names = [*signature]
+        self.library, self.num_looks = library, 0
+        self.address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        kinds = [kind for kind in signature.values() if kind != "constexpr"]
+        lines = [f".param .b64 {name}_param_{i}" for i in range(len(kinds) + 2)]
+        self.made = SimpleNamespace(
+            function=self.address,
+            src=SimpleNamespace(signature=signature),
+            asm={"ptx": PTX.format(name=name, parameters=",\n".join(lines))},
+            metadata=SimpleNamespace(num_ctas=1, num_warps=4, shared=48, name=name),
+        )
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            self.num_looks += 1
+            self._launch(grid, arguments)
+            made = SimpleNamespace(**vars(self.made))
+            return type("Made", (), {**vars(made), "__getitem__": self._again})()
+
+        return launch
+
+    def _again(self, grid):
+        def launch(*arguments):
+            self.num_looks += 1
+            self._launch(grid, arguments)
+
+        return launch
+
+    def _launch(self, grid, arguments) -> None:
+        kinds = self.made.src.signature.values()
+        values = []
+        for kind, value in zip(kinds, arguments, strict=False):
+            if isinstance(value, torch.Tensor):
+                values.append(ctypes.c_void_p(value.data_ptr()))
+            elif kind != "constexpr":
+                values.append(ctypes.c_float(value) if kind == "fp32" else ctypes.c_int(value))
+        values += [ctypes.c_void_p(), ctypes.c_void_p()]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        for block in range(grid[0]):
+            kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint)(self.address)
+            kernel(pointers, block)
+
+
+@pytest.fixture
+def text(library, monkeypatch):
+    """The text's names, with kernels, and a function that uses all that is replayed."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 7)
+    triton = SimpleNamespace(
+        __version__="3.6.0", JITFunction=Kernel,
+        runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
+    )  # fmt: skip
+    include = "".join(f'{{% include "_lib/triton_{n}.py" %}}\n' for n in ("launch", "replay"))
+    names: dict = {"torch": torch, "triton": triton}
+    source = rendered(Path("t.py"), include, [builtin_folder()], {})
+    exec(compile(source, "triton_replay.py", "exec"), names)
+    names.update(REPLAYS=True, ON="cpu")
+    names["replayed"].driver = library
+    library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7] + [
+        ctypes.c_void_p
+    ] * 3
+    library.cuMemsetD8Async.argtypes = [
+        ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p,
+    ]  # fmt: skip
+    library.set_context.argtypes = [ctypes.c_void_p]
+    library.added.restype = ctypes.c_char_p
+    library.added.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
+    scaled = names["launched"](
+        Kernel(library, "scaled", {"x": "*fp32", "out": "*fp32", "count": "i32", "factor": "fp32"})
+    )
+    summed = names["launched"](
+        Kernel(library, "summed", {
+            "one": "*fp32", "other": "*fp32", "total": "*fp32", "out": "*fp32", "count": "i32",
+            "more": "constexpr",
+        })
+    )  # fmt: skip
+    state = SimpleNamespace(**names, names=names, library=library, scaled=scaled, summed=summed)
+    state.num_calls, state.also = 0, None
+
+    def work(x, other, none, out, count, factor):
+        """out = x * factor + other, each plus the sum of all of these."""
+        assert none is None
+        state.num_calls += 1
+        between = torch.empty(2, len(x) + 4)[1][4:]
+        total = torch.zeros(1)
+        scaled[(-(-count // 16),)](x, between, count, factor)
+        summed[(1,)](between, other[1:], total, out, count, more=1)
+        if state.also is not None:
+            state.also(out)
+        library_call(total, out, count)
+
+    def library_call(total, out, count):
+        message = library.added(total.data_ptr(), out.data_ptr(), count, 7)
+        if message is not None:
+            raise RuntimeError(f"added: {message.decode()}")
+        if names["RECORDING"].recorder is not None:
+            names["RECORDING"].recorder.launches.append(
+                (library.added, "added", (total, out, count))
+            )
+
+    state.work = names["replayed"](work)
+    return state
+
+
+def expected(x, other, factor):
+    both = x * factor + other[1:]
+    return both + both.sum()
+
+
+def check(text, x, other, factor=2.5, out=None) -> None:
+    out = torch.full((len(x),), 7.0) if out is None else out
+    wanted = expected(x, other, factor)
+    text.work(x, other, None, out, len(x), factor)
+    torch.testing.assert_close(out, wanted)
+
+
+def drawn(seed: int, count: int = 40):
+    torch.manual_seed(seed)
+    return torch.randn(count), torch.randn(count + 1)
+
+
+def test_later_calls_launch_the_same_on_other_tensors(text):
+    check(text, *drawn(0))
+    before = text.library.launches_so_far()
+    for seed in range(1, 6):
+        check(text, *drawn(seed))
+    assert text.num_calls == 1 and text.library.launches_so_far() == before + 10
+    assert text.scaled.kernel.num_looks == text.summed.kernel.num_looks == 1
+
+
+def test_other_sizes_and_numbers_are_watched_on_their_own(text):
+    for calls, (count, factor) in enumerate([(40, 2.5), (41, 2.5), (40, 0.5)], 1):
+        check(text, *drawn(1, count), factor)
+        check(text, *drawn(2, count), factor)
+        assert text.num_calls == calls
+    x, other = drawn(3, 80)
+    check(text, x[::2].contiguous(), other[:41])
+    check(text, x[4:44], other[:41])  # begins 16 bytes later
+    assert text.num_calls == 3
+    check(text, x[1:41], other[:41])  # or 4
+    assert text.num_calls == 4
+
+
+def test_one_tensor_for_two_arguments_is_no_other_form(text):
+    """`out` is `x` in some calls: each is right, whichever was watched."""
+    for first, later in ((True, False), (False, True)):
+        text.work.replays.clear()
+        for is_one in (first, later, first, later):
+            x, other = drawn(3)
+            check(text, x, other, out=x if is_one else None)
+            assert len(text.work.replays) == 1
+
+
+@pytest.mark.parametrize("why", ["operation", "global", "overlap", "result", "interpreted"])
+def test_what_cannot_be_replayed_is_called_again(why, text):
+    x, other = drawn(1)
+    if why == "operation":
+        text.also = lambda out: out.mul_(1)
+    if why == "global":
+        kept = torch.zeros(40)
+        text.also = lambda out: text.scaled[(3,)](out, kept, 40, 1.0)
+    if why == "overlap":
+        both = torch.randn(81)
+        x, other = both[:40], both[36:77]
+    if why == "interpreted":
+        text.scaled.is_known = False
+    if why == "result":
+        work = text.work.function
+        text.work.function = lambda *arguments: (work(*arguments), 1)[1]
+    for _ in range(3):
+        check(text, x, other)
+    assert text.num_calls == 3 and [*text.work.replays.values()] == [None]
+
+
+def test_a_thread_without_a_context_gets_it_by_a_call(text):
+    for _ in range(2):
+        check(text, *drawn(1))
+    text.library.set_context(None)
+    check(text, *drawn(2))
+    assert text.num_calls == 2
+    text.library.set_context(1)
+    check(text, *drawn(3))
+    assert text.num_calls == 2
+
+
+def test_what_a_function_says_is_raised_and_calls_go_on(text):
+    with pytest.raises(RuntimeError, match="added: too many"):
+        check(text, *drawn(1, 1001))
+    assert text.work.replays == {} and text.names["RECORDING"].recorder is None
+    check(text, *drawn(1))
+    check(text, *drawn(2))
+    assert text.num_calls == 2
+
+
+def test_what_the_driver_says_is_raised(text):
+    text.scaled.kernel.made.metadata.num_warps = 8  # which this driver does not take
+    check(text, *drawn(1))
+    with pytest.raises(RuntimeError, match="scaled: CUDA's driver says 1"):
+        check(text, *drawn(2))
+
+
+def test_calls_of_many_threads_keep_their_own_tensors(text):
+    check(text, *drawn(0))
+
+    def one(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(50):
+            x, other = torch.randn(40, generator=generator), torch.randn(41, generator=generator)
+            check(text, x, other)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(one, seed) for seed in range(8)]:
+            done.result()
+    assert text.num_calls == 1
+
+
+def test_calls_inside_of_a_watched_one_are_its_own(text):
+    inner = text.work
+    outer = text.replayed(lambda *arguments: inner(*arguments))
+    for seed in range(3):
+        x, other = drawn(seed)
+        out = torch.empty(40)
+        outer(x, other, None, out, 40, 2.5)
+        torch.testing.assert_close(out, expected(x, other, 2.5))
+    assert text.num_calls == 1 and not inner.replays and len(outer.replays) == 1
+
+
+def test_launches_that_are_looked_at_are_not_replayed(text):
+    text.names["LAUNCHES_AT_ONCE"] = False
+    for seed in range(3):
+        check(text, *drawn(seed))
+    assert text.num_calls == 3 and text.scaled.kernel.num_looks == 3
