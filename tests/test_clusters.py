@@ -19,6 +19,7 @@ from spaces import feasible
 from test_any_module import answers, assert_as_exact, derive
 from test_cuda_beside import cuda_code, needs_nvcc, needs_triton
 from test_matching import TEXT
+from test_steps import Taken, assert_gradients_are_as_exact, derive_with_steps
 
 from tuner.capture.capture import capture
 from tuner.capture.clusters import CLUSTER_TEMPLATE, refusal_of_clusters
@@ -110,6 +111,23 @@ def test_others_do_not_and_it_is_said_why(name, tmp_path):
     assert reason in refusal_of_clusters(stages)
     _, _, family = made_of(module)
     assert CLUSTER_TEMPLATE not in family.templates
+
+
+@pytest.mark.parametrize("name", [*MODULES])
+def test_steps_of_training_have_gradients_by_triton(name, tmp_path):
+    """As those of the other template have, whatever a search takes."""
+    _, family = derive_with_steps(tmp_path, "rows", text_of(MODULES[name]))
+    facts = known_device("H200").facts()
+    beside = family.render({"template": "nest_triton"}, facts).plan
+    mine = candidate_of(family).plan
+    assert {*mine.extra} == {*beside.extra}
+    for call, plan_of_call in mine.extra.items():
+        other = beside.extra[call]
+        assert (plan_of_call is None) == (other is None)
+        if other is not None:
+            assert plan_of_call.outputs == other.outputs
+            assert plan_of_call.arguments == other.arguments
+    assert mine.extra["gradients"] is not None
 
 
 @needs_nvcc
@@ -329,6 +347,15 @@ def test_clusters_compute_what_the_module_does(name, how, off, tmp_path):
             is_there = theirs.isfinite() & true.isfinite()
             assert torch.equal(got.isnan() & true.isnan(), true.isnan())
             assert_as_exact([got[is_there]], [theirs[is_there]], [true[is_there]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*LONG])
+def test_gradients_beside_clusters_are_as_exact_as_pytorchs(name, tmp_path):
+    forward, init, _ = MODULES[name]
+    text = text_of((forward, init, LONG[name]))
+    taken = Taken(tmp_path, "rows", text, "cuda", template=CLUSTER_TEMPLATE)
+    assert_gradients_are_as_exact(taken, "rows")
 
 
 def on_gpu(x: torch.Tensor, off: int) -> torch.Tensor:

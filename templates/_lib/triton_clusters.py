@@ -1,5 +1,3 @@
-import torch
-
 {% include "_lib/triton_cuda.py" %}
 
 

@@ -2,21 +2,22 @@
 
 Of a row that no Triton program holds each pass reads all again. Here the blocks of a cluster have
 a row in their shared memory (`templates/_lib/cluster_rows.cuh`), and passes go over it there. The
-text is CUDA C++ beside Triton's, of which there is none.
+text is CUDA C++ beside Triton's, of which the gradients are.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.indexing import offset, row_dims
 from tuner.capture.nest import COLUMN, Nest, Output, Reduction, Statement, emitted, still_needed
 from tuner.capture.operations import OPERATIONS, converted, literal, operation_of
 from tuner.capture.paired_sweeps import paired_sweeps
 from tuner.capture.stages import Stages
-from tuner.capture.templates import arguments_of, function_of
+from tuner.capture.templates import Part, arguments_of, function_of
+from tuner.capture.triton_template import TRITON_IMPORTS, further_of
 from tuner.space.expression import Expression
 
 __all__ = ["CLUSTER_TEMPLATE", "cluster_template", "refusal_of_clusters"]
@@ -47,9 +48,9 @@ default: {blocks}, values: {some_blocks}}}
 default: 1024, values: [256, 512, 1024]}}
   cluster_chunk: {{about: "bytes of a row in one copy to shared memory", default: {chunk}, \
 values: [8192, 16384, 32768]}}
-steps:
+{parameters}{workspace}steps:
   - {{call: {function}, args: [{arguments}]}}
-optimisations:
+{further}optimisations:
   - {{text: "all of the forward in one kernel, which reads each row once"}}
 deterministic: true
 ---
@@ -88,14 +89,14 @@ def refusal_of_clusters(stages: Stages) -> str:
     return ""
 
 
-def cluster_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
+def cluster_template(parts: Sequence[Part], op: str) -> str:
     """Return the template, its head included, of tasks that `refusal_of_clusters` does not refuse.
 
     Args:
-        stages: the tasks of the operator's own call.
+        parts: the calls that it offers, the operator's own first.
         op: the operator's name.
-        names: of values.
     """
+    stages, names = parts[0].stages, parts[0].names
     (nest,) = stages.nests
     first = _first_of(nest)
     assert first is not None
@@ -103,6 +104,7 @@ def cluster_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
     function = function_of(op, 0)
     tensors = arguments_of(stages, nest, names)
     arguments = [*tensors, str(nest.space.rows)]
+    further = further_of(parts, op)
     head = _HEAD.format(
         sweeps=len(nest.passes),
         fits=_fits(nest),
@@ -111,13 +113,16 @@ def cluster_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
         chunk=chunk,
         function=function,
         arguments=", ".join(arguments),
+        parameters=further.parameters,
+        workspace="\n".join(["workspace:", *further.workspace, ""]) if further.workspace else "",
+        further=further.calls,
     )
     kernel = "\n".join(_Text(nest, function).lines())
     given = ", ".join([*(f"given_{i}" for i in range(len(tensors))), "rows"])
     return (
-        f"{head}{{% set rows_kernel %}}\n{kernel}\n{{% endset %}}\n"
+        f"{head}{{% set rows_kernel %}}\n{kernel}\n{{% endset %}}\n{TRITON_IMPORTS}\n\n"
         '{% include "_lib/triton_clusters.py" %}\n'
-        f'\n\ndef {function}({given}):\n    cuda_code("{function}", {given})\n'
+        f'\n\ndef {function}({given}):\n    cuda_code("{function}", {given})\n{further.text}'
     )
 
 

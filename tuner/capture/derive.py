@@ -146,10 +146,11 @@ def derived(
         if own.nests:
             is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
             cuts = partitions if is_mine else partitions_of(of, own)
-            made |= _templates(parts if is_ours else parts[:1], cuts, op)
-        if not refusal_of_clusters(own):
-            text = cluster_template(own, op, parts[0].names)
-            made[f"{CLUSTER_TEMPLATE}.triton.py.j2"] = text
+            offered = parts if is_ours else parts[:1]
+            made |= _templates(offered, cuts, op)
+            if not refusal_of_clusters(own):
+                text = cluster_template(offered, op)
+                made[f"{CLUSTER_TEMPLATE}.triton.py.j2"] = text
         return made
 
     mine = replace(captured, graph=graph)

@@ -46,7 +46,7 @@ from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import AcrossWriter, SplitWriter
 from tuner.capture.triton_sums import Summed, SumsWriter, with_sums
 
-__all__ = ["triton_template"]
+__all__ = ["TRITON_IMPORTS", "Further", "further_of", "triton_template"]
 
 Groups = Mapping[str, Sequence[Nest]]  # which share parameters, by what the names of these end in
 
@@ -64,16 +64,18 @@ requires:
   - {{text: "{work} in {kernels}: nothing else is stored"}}
 {of_steps}deterministic: true
 ---
+"""
+TRITON_IMPORTS = """\
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
 
-{{% include "_lib/triton_launch.py" %}}
+{% include "_lib/triton_launch.py" %}
 
 
-{{% include "_lib/triton_replay.py" %}}
+{% include "_lib/triton_replay.py" %}
 """
 _WARPS = (
     '  num_warps: {{about: "warps of a program", default: {warps}, '
@@ -328,7 +330,33 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         )
         head += f"{{% set epilogues %}}{chosen_text}{{% endset %}}\n"
         head += f"{{% set product_weights = {json.dumps(halves.weights_converted())} %}}\n"
-    return head + (products.include if products else "") + divided + "".join(texts)
+    include = TRITON_IMPORTS + (products.include if products else "")
+    return head + include + divided + "".join(texts)
+
+
+class Further(NamedTuple):
+    """Calls beside an operator's own: three times lines of a head, and the functions' text."""
+
+    calls: str
+    parameters: str
+    workspace: list[str]
+    text: str
+
+
+def further_of(parts: Sequence[Part], op: str) -> Further:
+    """Return the calls of an operator but its own, the first, of one nest that others write.
+
+    No search decides their blocks.
+    """
+    texts = [""]  # of that nest: functions are counted
+    found = [_steps(part, op, texts, None, {}, {}) for part in parts[1:]]
+    nests = [nest for part in parts[1:] for nest in part.stages.nests]
+    return Further(
+        further_calls(parts, [[], *(steps for steps, _ in found)]),
+        _PROGRAMS if any(map(is_split_across, nests)) else "",
+        [line for _, lines in found for line in lines],
+        "".join(texts),
+    )
 
 
 def _suffix_of(part: Part, nest: Nest, groups: Groups) -> str | None:
