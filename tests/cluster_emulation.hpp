@@ -239,8 +239,8 @@ static void run(int clusters, int num_blocks, int threads, int consumers, Kernel
 // In place of cluster_launch.cuh. Two clusters at most, so that each takes several rows.
 #define CLUSTER_START                                                                         \
   namespace cluster_rows {                                                                    \
-  template <class Kernel, class... Arguments>                                                 \
-  static const char* start(Kernel kernel, int64_t rows, void*, Arguments... arguments) {      \
+  template <auto kernel, class... Arguments>                                                  \
+  static const char* start(int64_t rows, void*, Arguments... arguments) {                     \
     static_assert(kSharedBytes <= emulated::kMostBytes);                                      \
     emulated::run(int(rows < 2 ? rows : 2), kBlocks, kThreads, kConsumers, kernel,            \
                   arguments...);                                                              \

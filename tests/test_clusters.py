@@ -185,17 +185,16 @@ def shifted(x: torch.Tensor, by: int) -> torch.Tensor:
     return place.view(x.shape)
 
 
-def run_emulated(library: ctypes.CDLL, family, candidate, module, by: int):
-    """The module by the emulated kernel; its tensors lie `by` and more floats off."""
-    (step,) = candidate.plan.steps
-    calls = []
+def operator_of(library: ctypes.CDLL, plan, by: int, calls: list):
+    """A call by the emulated kernel; its tensors lie `by` and more floats off."""
+    (step,) = plan.steps
 
     def operator(*given):
         calls.append(given)
-        known = {a.name: t for a, t in zip(candidate.plan.arguments, given, strict=True)}
+        known = {a.name: t for a, t in zip(plan.arguments, given, strict=True)}
         sizes = {
             size: number
-            for a, t in zip(candidate.plan.arguments, given, strict=True)
+            for a, t in zip(plan.arguments, given, strict=True)
             for size, number in zip(a.shape, t.shape, strict=True)
         }
         values, moved = {}, []
@@ -207,14 +206,21 @@ def run_emulated(library: ctypes.CDLL, family, candidate, module, by: int):
                     ctypes.c_int64(values[name].numel()),
                 )
             else:
-                (output,) = [o for o in candidate.plan.outputs if o.name == name]
+                (output,) = [o for o in plan.outputs if o.name == name]
                 shape = [int(eval(str(s), {}, dict(sizes))) for s in output.shape]
                 values[name] = shifted(torch.full(shape, float("nan")), by)
             moved.append(ctypes.c_void_p(values[name].data_ptr()))
         rows = int(eval(step.args[-1], {}, dict(sizes)))
         getattr(library, step.function)(*moved, ctypes.c_int64(rows), None)
-        return tuple(values[o.name] for o in candidate.plan.outputs)
+        return tuple(values[o.name] for o in plan.outputs)
 
+    return operator
+
+
+def run_emulated(library: ctypes.CDLL, family, candidate, module, by: int):
+    """The module by the emulated kernel."""
+    calls: list = []
+    operator = operator_of(library, candidate.plan, by, calls)
     module = module_of(family.model_new)
     module |= {"fused_op": operator, "fused_device": "cpu"}
     return module["ModelNew"](), calls
@@ -240,6 +246,27 @@ def test_the_kernel_computes_what_the_module_does(name, how, tmp_path):
     for mine, true in pairs:
         assert mine.shape == true.shape
         assert (mine - true).abs().max() <= 2e-6 * true.abs().max()
+
+
+@needs_gpp
+@pytest.mark.parametrize("name", ["l1_norm", "range", "layer_norm"])
+def test_what_a_step_keeps_is_of_the_same_rows(name, tmp_path):
+    _, family = derive_with_steps(tmp_path, "rows", text_of(MODULES[name]))
+    params = {"cluster_blocks": 2, "cluster_threads": 96, "cluster_chunk": 4096}
+    candidate = candidate_of(family, **params)
+    forward, kept = candidate.plan, candidate.plan.extra["kept"]
+    assert "CudaCode" in candidate.source and len(kept.steps) == 1
+    library = emulated(candidate.source, tmp_path, 26_000)
+    torch.manual_seed(1)
+    given = [torch.randn(5, 9001), torch.randn(9001), torch.randn(9001)][: len(kept.arguments)]
+    (made,) = operator_of(library, forward, 1, [])(*given)
+    again, *found = operator_of(library, kept, 2, [])(*given)
+    assert torch.equal(made, again)
+    (x, *_), of_rows = (t.double() for t in given), {"l1_norm": lambda x: (x.abs().mean(1),)}
+    of_rows["range"] = lambda x: (x.amin(1), x.amax(1), x.amin(1))
+    of_rows["layer_norm"] = lambda x: (x.mean(1), x.var(1, correction=0))
+    for number, exact in zip(found, of_rows[name](x), strict=True):
+        torch.testing.assert_close(number.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 def run_alone(library: ctypes.CDLL, function: str, x: torch.Tensor, by: int) -> torch.Tensor:

@@ -408,6 +408,60 @@ def test_gradients_of_a_weight_of_a_given_norm_are_of_kernels(tmp_path):
     assert taken.num_calls, "a step took the reference's way"
 
 
+LONG_ROWS = {
+    "batch norm": ("self.m = nn.BatchNorm2d(6)", "self.m(x)"),
+    "group norm": ("self.m = nn.GroupNorm(2, 6)", "self.m(x)"),
+    "instance norm": ("self.m = nn.InstanceNorm2d(6)", "self.m(x)"),
+    "layer norm": ("self.m = nn.LayerNorm((6, 64, 130))", "self.m(x)"),
+    "norm of all": ("self.m = nn.Identity()", "x / torch.norm(x)"),
+    "mean": ("self.m = nn.Identity()", "x / x.abs().mean((1, 2, 3), keepdim=True)"),
+}
+
+
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_what_long_rows_are_reduced_to_is_kept_if_nothing_else_is(name, tmp_path):
+    """A sweep over a row costs more than a forward of its own for steps, which keeps a number."""
+    init, forward = LONG_ROWS[name]
+    inputs = "torch.randn(3, 6, 64, 130)"
+    text = TEXT.format(init=init, names="x", forward=f"return {forward}", inputs=inputs)
+    taken = AsBuilt(tmp_path, "long", text)
+    kept = taken.family.extra["kept"].outputs
+    given = {a.name for a in taken.family.extra["gradients"].arguments}
+    (x,) = taken.inputs(1, None)
+    made = len(kept) - len(given - {"x", "m_weight", "grad_0_gradients"})
+    assert 0 < made < len(kept)  # all others are read by the gradients
+    batches = (None, 2) if name == "batch norm" else (None, 1, 5)
+    for count, batch in enumerate(batches, 1):
+        inputs = taken.inputs(3, batch)
+        mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+        assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
+        assert taken.num_calls == count
+    held = []
+    for model in (taken.mine, taken.own):
+        bytes_of: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, bytes_of: dict[int, int] = bytes_of) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            bytes_of[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        leaf = x.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = model(leaf)
+        held.append(sum(bytes_of.values()))
+        del y
+    assert held[0] <= held[1]
+
+
+def test_of_short_rows_nothing_is_kept_for_that(tmp_path):
+    text = TEXT.format(
+        init="self.m = nn.LayerNorm(520)", names="x", forward="return self.m(x)",
+        inputs="torch.randn(64, 520)",
+    )  # fmt: skip
+    _, family = derive_with_steps(tmp_path, "short", text)
+    assert {*family.extra} == {"gradients"}
+
+
 BEFORE_ACTIVATIONS = {
     "group norm": ("self.m = nn.GroupNorm(4, 16)", "self.m(x)"),
     "batch norm": (

@@ -1,10 +1,9 @@
 // How a kernel of `cluster_rows.cuh` is started.
 namespace cluster_rows {
 
-// Starts clusters of blocks, no more than there is room for at a time.
-template <class... Parameters, class... Arguments>
-static const char* start(void (*kernel)(Parameters...), int64_t rows, void* stream,
-                         Arguments... arguments) {
+// Starts clusters of blocks, no more than there is room for at a time; of each kernel by itself.
+template <auto kernel, class... Arguments>
+static const char* start(int64_t rows, void* stream, Arguments... arguments) {
   constexpr int kMostDevices = 64;
   static int fitting[kMostDevices] = {};  // clusters at a time
   int device = 0;
@@ -35,7 +34,7 @@ static const char* start(void (*kernel)(Parameters...), int64_t rows, void* stre
     fitting[device] = clusters;
   }
   config.gridDim = dim3(unsigned(kBlocks * (rows < fitting[device] ? rows : fitting[device])));
-  error = cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  error = cudaLaunchKernelEx(&config, kernel, arguments...);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 

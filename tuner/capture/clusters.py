@@ -49,7 +49,7 @@ default: 1024, values: [256, 512, 1024]}}
   cluster_chunk: {{about: "bytes of a row in one copy to shared memory", default: {chunk}, \
 values: [8192, 16384, 32768]}}
 {parameters}{workspace}steps:
-  - {{call: {function}, args: [{arguments}]}}
+{step}
 {further}optimisations:
   - {{text: "all of the forward in one kernel, which reads each row once"}}
 deterministic: true
@@ -96,33 +96,37 @@ def cluster_template(parts: Sequence[Part], op: str) -> str:
         parts: the calls that it offers, the operator's own first.
         op: the operator's name.
     """
-    stages, names = parts[0].stages, parts[0].names
-    (nest,) = stages.nests
+    (nest,) = parts[0].stages.nests
     first = _first_of(nest)
     assert first is not None
     blocks, chunk = first
-    function = function_of(op, 0)
-    tensors = arguments_of(stages, nest, names)
-    arguments = [*tensors, str(nest.space.rows)]
-    further = further_of(parts, op)
+    # A forward that keeps something for its gradients has the same rows in its clusters.
+    own = [p for p in parts if p.is_forward and not refusal_of_clusters(p.stages)]
+    steps, kernels, functions = dict[str, list[str]](), list[str](), ""
+    for number, part in enumerate(own):
+        function, (each,) = function_of(op, number), part.stages.nests
+        given = [*arguments_of(part.stages, each, part.names), str(each.space.rows)]
+        steps[part.name] = [f"  - {{call: {function}, args: [{', '.join(given)}]}}"]
+        kernels += _Text(each, function).lines()
+        taken = ", ".join([*(f"given_{i}" for i in range(len(given) - 1)), "rows"])
+        functions += f'\n\ndef {function}({taken}):\n    cuda_code("{function}", {taken})\n'
+    (step,) = steps.pop("")
+    further = further_of(parts, op, steps)
     head = _HEAD.format(
         sweeps=len(nest.passes),
         fits=_fits(nest),
         blocks=blocks,
         some_blocks=[n for n in (blocks, 2 * blocks) if n <= MOST_BLOCKS],
         chunk=chunk,
-        function=function,
-        arguments=", ".join(arguments),
+        step=step,
         parameters=further.parameters,
         workspace="\n".join(["workspace:", *further.workspace, ""]) if further.workspace else "",
         further=further.calls,
     )
-    kernel = "\n".join(_Text(nest, function).lines())
-    given = ", ".join([*(f"given_{i}" for i in range(len(tensors))), "rows"])
+    kernel = "\n".join(kernels)
     return (
         f"{head}{{% set rows_kernel %}}\n{kernel}\n{{% endset %}}\n{TRITON_IMPORTS}\n\n"
-        '{% include "_lib/triton_clusters.py" %}\n'
-        f'\n\ndef {function}({given}):\n    cuda_code("{function}", {given})\n{further.text}'
+        f'{{% include "_lib/triton_clusters.py" %}}\n{functions}{further.text}'
     )
 
 
@@ -199,7 +203,7 @@ class _Text:
         yield ""
         yield f'extern "C" const char* {self.function}({parameters}, void* stream) {{'
         taken = ", ".join([*passed, "rows"])
-        yield f"  return cluster_rows::start({self.function}_kernel, rows, stream, {taken});"
+        yield f"  return cluster_rows::start<{self.function}_kernel>(rows, stream, {taken});"
         yield "}"
 
     def _row(self) -> Iterator[str]:

@@ -11,12 +11,12 @@ from tuner.capture.index_space import ALIASES, REDUCTIONS
 from tuner.capture.library import MATRIX_PRODUCTS, is_call
 from tuner.capture.viewing import is_same
 
-__all__ = ["divided", "reduced", "steps_from_given", "with_copies"]
+__all__ = ["FEW", "LARGE", "divided", "reduced", "steps_from_given", "with_copies"]
 
 PLACES = ("argmax", "argmin", "max_place")
 WHOLE_FLOATS = ("float32", "float64")  # to keep a mean in 16 bits would round it once more
 FEW = 64  # times fewer numbers than were reduced, or are computed again
-LARGE = 2**13  # elements of a row, for which a copy of a few numbers is worth its launch
+LARGE = 2**13  # elements of a row, for which to keep a few numbers is worth a launch
 
 
 def reduced(
@@ -24,15 +24,16 @@ def reduced(
     needed: Container[str],
     behind: Container[str],
     given: Mapping[str, Tensor],
+    least: int,
 ) -> set[str]:
-    """Return reductions of forward that a backward would do again, to far fewer numbers."""
+    """Return reductions that a backward would do again, of `least` numbers or more to each."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in given.items()}
     found = set()
     for node in nodes:
         sizes[node.name] = math.prod(node.shape)
         is_again = node.op in REDUCTIONS and node.name in needed and node.name not in behind
         most = max((sizes.get(ref, 0) for ref in node.refs), default=0)
-        if is_again and node.dtype in WHOLE_FLOATS and sizes[node.name] * FEW <= most:
+        if is_again and node.dtype in WHOLE_FLOATS and sizes[node.name] * least <= most:
             found.add(node.name)
     return found
 

@@ -343,14 +343,16 @@ class Further(NamedTuple):
     text: str
 
 
-def further_of(parts: Sequence[Part], op: str) -> Further:
-    """Return the calls of an operator but its own, the first, of one nest that others write.
+def further_of(parts: Sequence[Part], op: str, made: Mapping[str, list[str]]) -> Further:
+    """Return the calls of an operator but its own, the first, whose kernels no search decides.
 
-    No search decides their blocks.
+    `made` are the steps of those that others write, of one nest each; that one is as well.
     """
-    texts = [""]  # of that nest: functions are counted
-    found = [_steps(part, op, texts, None, {}, {}) for part in parts[1:]]
-    nests = [nest for part in parts[1:] for nest in part.stages.nests]
+    texts = ["" for _ in range(1 + len(made))]  # functions are counted
+    left = [part for part in parts[1:] if part.name not in made]
+    own = {part.name: _steps(part, op, texts, None, {}, {}) for part in left}
+    found = [own.get(part.name) or (made[part.name], []) for part in parts[1:]]
+    nests = [nest for part in left for nest in part.stages.nests]
     return Further(
         further_calls(parts, [[], *(steps for steps, _ in found)]),
         _PROGRAMS if any(map(is_split_across, nests)) else "",
