@@ -146,6 +146,16 @@ def test_no_kernel_spills(name, threads, monkeypatch, tmp_path):
     assert 0 < kernel.registers <= 65536 // threads
 
 
+@needs_nvcc
+def test_no_kernel_of_a_step_spills(monkeypatch, tmp_path):
+    _, family = derive_with_steps(tmp_path, "rows", text_of(MODULES["range"]))
+    make = cuda_code(monkeypatch, tmp_path / "cache")
+    code = make(cuda_of(candidate_of(family).source), ["-std=c++17", "-O3", "-arch=sm_90a"])
+    kernels = parse_resources(code.log, None)
+    assert len(kernels) == 3  # of a call, of one that keeps something, of gradients
+    assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
+
+
 # ---- the kernel's text, run by threads of this machine -----------------------------------------
 
 EMULATED = [  # blocks, threads, bytes of a chunk, of a ring that holds little more than a slice
@@ -159,14 +169,18 @@ CASES = [("l2_norm", how) for how in EMULATED]
 CASES += [(name, EMULATED[i % 4]) for i, name in enumerate(MODULES) if name != "l2_norm"]
 
 
-def emulated(source: str, folder: Path, ring: int, columns: int = 9001) -> ctypes.CDLL:
-    """Compile a text's kernel for this machine, with a ring of so many bytes."""
+def emulated(
+    source: str, folder: Path, ring: int, columns: int = 9001, space: str = "cluster_rows"
+) -> ctypes.CDLL:
+    """Compile kernels of a space of names for this machine, with a ring of so many bytes."""
     text = re.sub(r"\b9001\b", str(columns), cuda_of(source))
-    rows = text.index("// Rows that are read once")
-    launch = text.index("// How a kernel of")
+    rows = text.index(f"namespace {space} {{")
+    launch = text.index("// How a kernel of", rows)
     kernel = text.index("__global__ void", launch)
+    end = text.find("// Rows that are read once", kernel)
     begin = text[rows:launch].replace("220 * 1024", str(ring))
-    (folder / "rows.cpp").write_text(f"{begin}\nCLUSTER_START\n{text[kernel:]}")
+    made = f"{begin}\nCLUSTER_START\n{text[kernel : end if end > 0 else None]}"
+    (folder / "rows.cpp").write_text(re.sub(rf"\b{space}\b", "cluster_rows", made))
     command = [str(GPP), "-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-pthread", "-w"]
     # Its includes, of threads and barriers, are half of the compiler's work.
     command += header_built_once(Path(__file__).with_name("cluster_emulation.hpp"), command)
@@ -267,6 +281,37 @@ def test_what_a_step_keeps_is_of_the_same_rows(name, tmp_path):
     of_rows["layer_norm"] = lambda x: (x.mean(1), x.var(1, correction=0))
     for number, exact in zip(found, of_rows[name](x), strict=True):
         torch.testing.assert_close(number.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@needs_gpp
+@pytest.mark.parametrize("name", ["softmax", "l1_norm", "l2_norm", "range", "instance_norm"])
+def test_gradients_in_clusters_are_as_exact_as_pytorchs(name, tmp_path):
+    problem, family = derive_with_steps(tmp_path, "rows", text_of(MODULES[name]))
+    candidate = candidate_of(family)
+    forward = candidate.plan.extra.get("kept", candidate.plan)
+    backward = candidate.plan.extra["gradients"]
+    (step,) = backward.steps
+    space = f"cluster_rows_{step.function.rpartition('_')[2]}"
+    model, inputs, found = problem.make_model(0), problem.make_inputs(1), []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        y = model(*leaves)
+        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+        found.append(torch.autograd.grad(y, leaves, grad.to(dtype)))
+    known = {"x": inputs[0], "grad_0": grad}
+    for plan_of_call, of in ((forward, "cluster_rows"), (backward, space)):
+        (tmp_path / of).mkdir()
+        library = emulated(candidate.source, tmp_path / of, 220 * 1024, space=of)
+        given = []
+        for argument in plan_of_call.arguments:
+            value = known[argument.name.removesuffix("_gradients")]
+            sizes = (-1,) if len(argument.shape) == 1 else (len(inputs[0]), -1)
+            given.append(value.reshape(sizes))
+        made = operator_of(library, plan_of_call, 1, [])(*given)
+        names = [o.name.removesuffix("_out").removesuffix("_kept") for o in plan_of_call.outputs]
+        known |= dict(zip(names, made, strict=True))
+    own, exact = found
+    assert_as_exact([m.reshape(o.shape) for m, o in zip(made, own, strict=True)], own, exact)
 
 
 def run_alone(library: ctypes.CDLL, function: str, x: torch.Tensor, by: int) -> torch.Tensor:

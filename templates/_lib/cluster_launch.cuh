@@ -1,5 +1,5 @@
 // How a kernel of `cluster_rows.cuh` is started.
-namespace cluster_rows {
+namespace {{ cluster_space }} {
 
 // Starts clusters of blocks, no more than there is room for at a time; of each kernel by itself.
 template <auto kernel, class... Arguments>
@@ -38,4 +38,4 @@ static const char* start(int64_t rows, void* stream, Arguments... arguments) {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-}  // namespace cluster_rows
+}  // namespace {{ cluster_space }}

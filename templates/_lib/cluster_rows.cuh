@@ -15,7 +15,7 @@
 //   this one, what they read of it included.
 // - No block reads or writes another one's memory behind the exchange that both waited for, so each
 //   may end behind its last one. At the start all wait until all are there.
-namespace cluster_rows {
+namespace {{ cluster_space }} {
 
 using namespace cluster_memory;
 
@@ -305,4 +305,4 @@ struct Block {
   }
 };
 
-}  // namespace cluster_rows
+}  // namespace {{ cluster_space }}

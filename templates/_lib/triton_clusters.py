@@ -14,11 +14,7 @@ cuda_code = CudaCode(
 
 {% include "_lib/cluster_memory.cuh" %}
 
-{% include "_lib/cluster_rows.cuh" %}
-
-{% include "_lib/cluster_launch.cuh" %}
-
-{{ rows_kernel }}
+{{ rows_kernels }}
 """,
     ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a"],
 )

@@ -27,6 +27,9 @@ RING_BYTES = 220 * 1024  # of a block's shared memory; kRingBytes in cluster_row
 SHORTEST_BYTES = 32 * 1024  # of a row, below which one program holds it
 MOST_BLOCKS = 16  # of a cluster; not all GPUs have room for so many
 CHUNKS = (32768, 16384, 8192)  # bytes
+# Of gradients, which no search decides: any device with clusters has room for so many blocks, and
+# a thread has 128 registers.
+MOST_PORTABLE, THREADS_OF_GRADIENTS = 8, 512
 _FOLDS = {"sum": "kSum", "amax": "kLargest", "amin": "kSmallest"}
 _STARTS = {"sum": "0", "amax": "-__builtin_inff()", "amin": "__builtin_inff()"}
 
@@ -54,6 +57,15 @@ values: [8192, 16384, 32768]}}
   - {{text: "all of the forward in one kernel, which reads each row once"}}
 deterministic: true
 ---
+"""
+
+# What rows need, with constants of its own for each space of names.
+_INCLUDED = """\
+{{% with {values}cluster_space = "{space}" %}}
+{{% include "_lib/cluster_rows.cuh" %}}
+
+{{% include "_lib/cluster_launch.cuh" %}}
+{{% endwith %}}
 """
 
 
@@ -100,14 +112,20 @@ def cluster_template(parts: Sequence[Part], op: str) -> str:
     first = _first_of(nest)
     assert first is not None
     blocks, chunk = first
+    steps, functions = dict[str, list[str]](), ""
+    kernels = [_INCLUDED.format(space="cluster_rows", values="")]
     # A forward that keeps something for its gradients has the same rows in its clusters.
-    own = [p for p in parts if p.is_forward and not refusal_of_clusters(p.stages)]
-    steps, kernels, functions = dict[str, list[str]](), list[str](), ""
-    for number, part in enumerate(own):
-        function, (each,) = function_of(op, number), part.stages.nests
+    for part in sorted(filter(_has_clusters, parts), key=lambda part: not part.is_forward):
+        function, (each,) = function_of(op, len(steps)), part.stages.nests
         given = [*arguments_of(part.stages, each, part.names), str(each.space.rows)]
         steps[part.name] = [f"  - {{call: {function}, args: [{', '.join(given)}]}}"]
-        kernels += _Text(each, function).lines()
+        space = "cluster_rows"
+        if not part.is_forward:
+            space, (own_blocks, own_chunk) = f"{space}_{len(steps) - 1}", _first_of(each) or (1, 1)
+            values = f"cluster_blocks = {own_blocks}, cluster_chunk = {own_chunk}, "
+            values += f"cluster_threads = {THREADS_OF_GRADIENTS}, "
+            kernels.append(_INCLUDED.format(space=space, values=values))
+        kernels += _Text(each, function, space).lines()
         taken = ", ".join([*(f"given_{i}" for i in range(len(given) - 1)), "rows"])
         functions += f'\n\ndef {function}({taken}):\n    cuda_code("{function}", {taken})\n'
     (step,) = steps.pop("")
@@ -125,9 +143,17 @@ def cluster_template(parts: Sequence[Part], op: str) -> str:
     )
     kernel = "\n".join(kernels)
     return (
-        f"{head}{{% set rows_kernel %}}\n{kernel}\n{{% endset %}}\n{TRITON_IMPORTS}\n\n"
+        f"{head}{{% set rows_kernels %}}\n{kernel}\n{{% endset %}}\n{TRITON_IMPORTS}\n\n"
         f'{{% include "_lib/triton_clusters.py" %}}\n{functions}{further.text}'
     )
+
+
+def _has_clusters(part: Part) -> bool:
+    """Whether clusters take a call; gradients where the fewest blocks are no more than any has."""
+    if refusal_of_clusters(part.stages):
+        return False
+    first = _first_of(part.stages.nests[0])
+    return part.is_forward or (first is not None and first[0] <= MOST_PORTABLE)
 
 
 def staged_of(nest: Nest) -> list[str]:
@@ -170,8 +196,8 @@ class _Text:
     `v` of statements, `r` of reductions, `p` of what these are found from.
     """
 
-    def __init__(self, nest: Nest, function: str) -> None:
-        self.nest, self.function = nest, function
+    def __init__(self, nest: Nest, function: str, space: str) -> None:
+        self.nest, self.function, self.space = nest, function, space
         self.staged = staged_of(nest)
         self.rows, self.columns = row_dims(nest.space), sorted(nest.space.columns)
         self.names: dict[str, str] = {}  # of what is known of a row
@@ -185,9 +211,9 @@ class _Text:
         passed = [pointer.split()[-1] for pointer in pointers]
         num, cols = len(self.staged), self.nest.space.cols
         sources = ", ".join(f"g{self._number(name)}" for name in self.staged)
-        yield "__global__ void __launch_bounds__(cluster_rows::kThreads, 1)"
+        yield f"__global__ void __launch_bounds__({self.space}::kThreads, 1)"
         yield f"{self.function}_kernel({parameters}) {{"
-        yield "  using namespace cluster_rows;"
+        yield f"  using namespace {self.space};"
         # Two braces together are Jinja2's.
         yield f"  const Sources<{num}> sources = {{ {{{sources}}} }};"
         yield f"  Block<{num}, {cols}> block(sources, rows);"
@@ -203,7 +229,7 @@ class _Text:
         yield ""
         yield f'extern "C" const char* {self.function}({parameters}, void* stream) {{'
         taken = ", ".join([*passed, "rows"])
-        yield f"  return cluster_rows::start<{self.function}_kernel>(rows, stream, {taken});"
+        yield f"  return {self.space}::start<{self.function}_kernel>(rows, stream, {taken});"
         yield "}"
 
     def _row(self) -> Iterator[str]:
