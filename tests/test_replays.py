@@ -90,7 +90,7 @@ def text(library, monkeypatch):
     names: dict = {"torch": torch, "triton": triton}
     source = rendered(Path("t.py"), include, [builtin_folder()], {})
     exec(compile(source, "triton_replay.py", "exec"), names)
-    names.update(REPLAYS=True, ON="cpu")
+    names.update(REPLAYS=True, REPLAY_DEVICE="cpu")
     names["replayed"].driver = library
     library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7] + [
         ctypes.c_void_p
@@ -129,8 +129,8 @@ def text(library, monkeypatch):
         message = library.added(total.data_ptr(), out.data_ptr(), count, 7)
         if message is not None:
             raise RuntimeError(f"added: {message.decode()}")
-        if names["RECORDING"].recorder is not None:
-            names["RECORDING"].recorder.launches.append(
+        if names["LAUNCH_RECORDING"].recorder is not None:
+            names["LAUNCH_RECORDING"].recorder.launches.append(
                 (library.added, "added", (total, out, count))
             )
 
@@ -222,7 +222,7 @@ def test_a_thread_without_a_context_gets_it_by_a_call(text):
 def test_what_a_function_says_is_raised_and_calls_go_on(text):
     with pytest.raises(RuntimeError, match="added: too many"):
         check(text, *drawn(1, 1001))
-    assert text.work.replays == {} and text.names["RECORDING"].recorder is None
+    assert text.work.replays == {} and text.names["LAUNCH_RECORDING"].recorder is None
     check(text, *drawn(1))
     check(text, *drawn(2))
     assert text.num_calls == 2

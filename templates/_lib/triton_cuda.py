@@ -90,5 +90,5 @@ class CudaCode:
         message = function(*given, active.get_current_stream(active.get_current_device()))
         if message is not None:
             raise RuntimeError(f"{name}: {message.decode(errors='replace')}")
-        if RECORDING.recorder is not None:
-            RECORDING.recorder.launches.append((function, name, arguments))
+        if LAUNCH_RECORDING.recorder is not None:
+            LAUNCH_RECORDING.recorder.launches.append((function, name, arguments))

@@ -11,13 +11,13 @@ LAUNCHES_AT_ONCE = True  # what compiles ahead, and has to see each launch, turn
 FIRST_LAUNCH = vars(triton).setdefault("_first_launch_of_a_form", threading.RLock())
 
 
-class Recording(threading.local):
+class LaunchRecording(threading.local):
     # Who watches the launches of this thread, if anybody does.
 
     recorder = None
 
 
-RECORDING = Recording()
+LAUNCH_RECORDING = LaunchRecording()
 
 
 def ceil_div(a, b):
@@ -52,7 +52,7 @@ class launched:
 
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
-            recorder = RECORDING.recorder
+            recorder = LAUNCH_RECORDING.recorder
             if not (self.is_known and LAUNCHES_AT_ONCE):
                 if recorder is not None:
                     recorder.why = "Triton launches otherwise"

@@ -7,28 +7,27 @@
 
 import contextlib
 import ctypes
-import re
 import struct
 from functools import update_wrapper
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 REPLAYS = False  # until a GPU has run it
-ON = "cuda"  # the kind of device whose addresses kernels are given
-ROOM_BYTES = 256  # what lies in one block begins at multiples of these
+REPLAY_DEVICE = "cuda"  # the kind of device whose addresses kernels are given
+REPLAY_ROOM_BYTES = 256  # what lies in one block begins at multiples of these
 # Of PyTorch's operations those that make memory, without a kernel; what makes zeros has one of the
 # driver's in a replay. Views are free, and what is computed on the host depends on the form.
-MAKING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros"}
-FLOATS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}  # of kernels' numbers; others are whole
-PLAIN = (int, float, bool, type(None))
+REPLAY_MAKING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros"}
+REPLAY_FLOATS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}  # of kernels' numbers; others are whole
+REPLAY_PLAIN = (int, float, bool, type(None))
 
 
-class Unknown(Exception):
+class NotReplayed(Exception):
     # Why calls of a form are not replayed.
     pass
 
 
-class Recorder(TorchDispatchMode):
+class LaunchRecorder(TorchDispatchMode):
     # What one call makes and launches, as it does it; `why` that does not suffice.
 
     def __init__(self):
@@ -39,15 +38,15 @@ class Recorder(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         name = function._schema.name.removeprefix("aten::")
         results = result if isinstance(result, (list, tuple)) else [result]
-        if any(getattr(made, "is_" + ON, True) for made in results) and not function.is_view:
-            if name not in MAKING:
+        if any(getattr(made, "is_" + REPLAY_DEVICE, True) for made in results) and not function.is_view:
+            if name not in REPLAY_MAKING:
                 self.why = self.why or f"it calls PyTorch's {name}"
             self.made += results
             self.zeroed += results if name == "zeros" else []
         return result
 
 
-class Places:
+class ReplayPlaces:
     # Where the addresses of one call are from: its arguments, or what it made, which is one block
     # in a replay, zeroed at its beginning.
 
@@ -68,13 +67,13 @@ class Places:
             ends[first] = max(end, ends.get(first, 0))
         spans = sorted(ends.items())
         if any(one[1] > other[0] for one, other in zip(spans, spans[1:])):
-            raise Unknown("arguments share memory")
+            raise NotReplayed("arguments share memory")
         made = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in recorder.made}
         zeroed = {t.untyped_storage().data_ptr() for t in recorder.zeroed}
         self.rooms, self.num_bytes, self.num_zeroed_bytes = {}, 0, 0
         for first in sorted(made, key=lambda first: first not in zeroed):
             self.rooms[first] = self.num_bytes
-            self.num_bytes += -(-made[first].nbytes() // ROOM_BYTES) * ROOM_BYTES
+            self.num_bytes += -(-made[first].nbytes() // REPLAY_ROOM_BYTES) * REPLAY_ROOM_BYTES
             if first in zeroed:
                 self.num_zeroed_bytes = self.num_bytes
 
@@ -86,19 +85,19 @@ class Places:
                 return self.of.setdefault((argument, address - first), len(self.of))
         first = tensor.untyped_storage().data_ptr()
         if first not in self.rooms:
-            raise Unknown("a kernel reads what is no argument, and was not made by the call")
+            raise NotReplayed("a kernel reads what is no argument, and was not made by the call")
         behind = self.rooms[first] + address - first
         return self.of.setdefault((len(self.spans), behind), len(self.of))
 
 
-class Replay:
+class LaunchReplay:
     # What calls of a form make and launch; `recorder` watched one on `tensors`.
 
     def __init__(self, recorder, tensors, driver):
         if recorder.why:
-            raise Unknown(recorder.why)
+            raise NotReplayed(recorder.why)
         self.driver, self.device, self.lock = driver, tensors[0].device, threading.Lock()
-        self.places = Places(recorder, tensors)
+        self.places = ReplayPlaces(recorder, tensors)
         num_given = sum(len(arguments) for _, _, arguments in recorder.launches)
         self.addresses = (ctypes.c_uint64 * num_given)()  # by their number, of which many are one
         self.kept = []  # what launches point to
@@ -114,21 +113,21 @@ class Replay:
         facts, kinds = made.metadata, made.src.signature
         for name in ("launch_cooperative_grid", "launch_pdl", "global_scratch_size"):
             if getattr(facts, name, 0):
-                raise Unknown(f"a kernel has {name}")
+                raise NotReplayed(f"a kernel has {name}")
         if facts.num_ctas != 1 or len(kinds) != len(arguments) or 0 in grid:
-            raise Unknown("a kernel is launched otherwise")
+            raise NotReplayed("a kernel is launched otherwise")
         given = []
         for kind, value in zip(kinds.values(), arguments):
             if isinstance(value, torch.Tensor):
                 at = 8 * self.places.number(value)
                 given.append(ctypes.addressof(self.addresses) + at)
             elif kind != "constexpr":
-                self.kept.append(FLOATS.get(kind, ctypes.c_int64)(value))
+                self.kept.append(REPLAY_FLOATS.get(kind, ctypes.c_int64)(value))
                 given.append(ctypes.addressof(self.kept[-1]))
-        (parameters,) = re.findall(r"\.entry\s+\w+\s*\((.*?)\)", made.asm["ptx"], re.DOTALL)
+        parameters = made.asm["ptx"].partition(".entry")[2].partition(")")[0]
         num_more = parameters.count(".param") - len(given)
         if not 0 <= num_more <= 2:  # rooms of Triton's, of no bytes
-            raise Unknown("a kernel has parameters that are not known")
+            raise NotReplayed("a kernel has parameters that are not known")
         self.kept += [made, ctypes.c_uint64(0)]
         given += num_more * [ctypes.addressof(self.kept[-1])]
         pointers = (ctypes.c_void_p * len(given))(*given)
@@ -146,7 +145,7 @@ class Replay:
         # Of a function of C++: its arguments, or which address stands there.
         given = []
         for value in arguments:
-            is_placed = isinstance(value, torch.Tensor) and getattr(value, "is_" + ON)
+            is_placed = isinstance(value, torch.Tensor) and getattr(value, "is_" + REPLAY_DEVICE)
             if isinstance(value, torch.Tensor) and not is_placed:
                 self.kept.append(value)  # on the host, made of numbers of the form
                 value = value.data_ptr()
@@ -176,7 +175,7 @@ class Replay:
                 launch(addresses, stream)
 
 
-def cuda_driver():
+def replay_driver():
     library = ctypes.CDLL("libcuda.so.1")
     whole, at = ctypes.c_uint, ctypes.c_void_p
     library.cuLaunchKernel.argtypes = [at, *[whole] * 7, at, at, at]
@@ -196,14 +195,14 @@ class replayed:
         self.replays = {}  # by form; of None, calls are not replayed
 
     def __call__(self, *arguments):
-        if not (REPLAYS and LAUNCHES_AT_ONCE) or RECORDING.recorder is not None:
+        if not (REPLAYS and LAUNCHES_AT_ONCE) or LAUNCH_RECORDING.recorder is not None:
             return self.function(*arguments)
         form, pointers = [torch.cuda.current_device()], []
         for given in arguments:
             if isinstance(given, torch.Tensor):
                 pointers.append(given.data_ptr())
                 form += given.dtype, given.shape, given.stride(), pointers[-1] % 16
-            elif type(given) in PLAIN:
+            elif type(given) in REPLAY_PLAIN:
                 form.append(given)
             else:  # such as what a product has found for what is behind it
                 return self.function(*arguments)
@@ -219,19 +218,19 @@ class replayed:
         return replay(pointers)
 
     def watched(self, form, arguments):
-        RECORDING.recorder = recorder = Recorder()
+        LAUNCH_RECORDING.recorder = recorder = LaunchRecorder()
         try:
             with recorder:
                 result = self.function(*arguments)
         finally:
-            RECORDING.recorder = None
+            LAUNCH_RECORDING.recorder = None
         replay = None
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
-        with contextlib.suppress(Unknown, OSError):
+        with contextlib.suppress(NotReplayed, OSError):
             if replayed.driver is None:
-                replayed.driver = cuda_driver()
+                replayed.driver = replay_driver()
             if result is None and tensors:
-                replay = Replay(recorder, tensors, self.driver)
+                replay = LaunchReplay(recorder, tensors, self.driver)
         if len(self.replays) >= 256:  # as many numbers of rows, say
             self.replays.clear()
         self.replays[form] = replay
