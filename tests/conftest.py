@@ -85,10 +85,11 @@ Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes n
 
 
 def pytest_configure() -> None:
-    from impatience import few_probes, no_rest
+    from impatience import few_probes, few_rows, no_rest
 
     no_rest()
     few_probes()
+    few_rows()
 
 
 @pytest.fixture(scope="module")
