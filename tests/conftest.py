@@ -33,6 +33,11 @@ os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Exported files too, of which several tests have the same: each takes 5 s of CPU.
 _extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
 os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
+# The ninja beside Python, which the tuner's own processes find: another one, of a version with
+# another log, compiled again what they had compiled.
+_beside_python = str(Path(sys.executable).parent)
+if _beside_python not in os.environ["PATH"].split(os.pathsep):
+    os.environ["PATH"] = f"{_beside_python}{os.pathsep}{os.environ['PATH']}"
 # Their compiler finds PyTorch's headers precompiled: `c++` on the PATH, once for all workers.
 _own_compiler = shutil.which("c++")
 if _own_compiler is not None and "CXX" not in os.environ and "TUNER_TESTS_CXX" not in os.environ:
