@@ -33,6 +33,11 @@ os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Exported files too, of which several tests have the same: each takes 5 s of CPU.
 _extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
 os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
+# The ninja beside Python, which the tuner's own processes find: another one, of a version with
+# another log, compiled again what they had compiled.
+_beside_python = str(Path(sys.executable).parent)
+if _beside_python not in os.environ["PATH"].split(os.pathsep):
+    os.environ["PATH"] = f"{_beside_python}{os.pathsep}{os.environ['PATH']}"
 # Their compiler finds PyTorch's headers precompiled: `c++` on the PATH, once for all workers.
 _own_compiler = shutil.which("c++")
 if _own_compiler is not None and "CXX" not in os.environ and "TUNER_TESTS_CXX" not in os.environ:
@@ -85,10 +90,11 @@ Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes n
 
 
 def pytest_configure() -> None:
-    from impatience import few_probes, no_rest
+    from impatience import few_probes, few_rows, no_rest
 
     no_rest()
     few_probes()
+    few_rows()
 
 
 @pytest.fixture(scope="module")
@@ -121,58 +127,58 @@ def pytest_unconfigure() -> None:
 # The longest, in this order: started first, or one of two workers would be left alone in the end.
 _LONG = (
     "test_sizes",
-    "test_cli",
-    "test_report_browser",
+    "test_verification",
+    "test_steps",
     "test_check",
     "test_tuning",
-    "test_verification",
     "test_any_module",
-    "test_worker",
+    "test_report_browser",
+    "test_cheats",
     "test_evaluate",
     "test_fleet",
-    "test_build",
-    "test_cheats",
-    "test_by_batch",
-    "test_faults",
-    "test_live_module",
-    "test_clusters",
+    "test_cli",
     "test_earlier",
-    "test_steps",
+    "test_build",
+    "test_live_module",
     "test_batched_products",
-    "test_template_wgmma",
-    "test_campaign",
     "test_counters",
+    "test_data_timed",
+    "test_by_batch",
+    "test_results_of_steps",
+    "test_clusters",
+    "test_worker",
     "test_matching",
-    "test_pytorchs_steps",
-    "test_search",
-    "test_by_hand",
-    "test_isolation",
-    "test_reasons",
-    "test_report",
-    "test_pooling_gradients",
-    "test_benchmarks",
-    "test_resume",
-    "test_trust_classes",
-    "test_rewrites",
-    "test_verdict_words",
-    "test_dtypes",
-    "test_binding",
-    "test_trust_unusual",
+    "test_faults",
+    "test_campaign",
     "test_cuda_beside",
-    "test_recording",
-    "test_operations",
-    "test_trust_combined",
-    "test_kinks",
-    "test_fit",
-    "test_partitions",
-    "test_side_by_side",
-    "test_turns",
-    "test_gain",
+    "test_search",
+    "test_pytorchs_steps",
     "test_rules_of_steps",
+    "test_in_use",
+    "test_template_wgmma",
+    "test_resume",
+    "test_converted_products",
+    "test_binding",
+    "test_kept",
     "test_eval_mode",
-    "test_in_training_scripts",
-    "test_layer_norm",
+    "test_kinks",
+    "test_partitions",
+    "test_templates_cpu",
+    "test_product_moments",
     "test_export",
+    "test_terminal",
+    "test_surrogate",
+    "test_recording",
+    "test_by_hand",
+    "test_turns",
+    "test_drop_in",
+    "test_rewrites",
+    "test_operations",
+    "test_gain",
+    "test_run",
+    "test_architecture",
+    "test_trust_classes",
+    "test_isolation",
 )
 
 

@@ -15,12 +15,15 @@ import time
 from pathlib import Path
 
 from tuner import verification
+from tuner.capture import rows_tried
 from tuner.evaluate import evaluator, raced_steps, racing, runner, verifier
 from tuner.machine.host import has_many_cores
 
 NAMED = "own work, training"  # asked among few probes, too
+EVERY_NUMBER_OF_ROWS = rows_tried._TRIED
 __all__ = [
-    "few_probes", "held_at_a_trial", "main", "no_rest", "soon_a_hang",
+    "EVERY_NUMBER_OF_ROWS", "few_probes", "few_rows", "held_at_a_trial", "main", "no_rest",
+    "soon_a_hang",
 ]  # fmt: skip
 
 
@@ -72,6 +75,14 @@ def few_probes() -> None:
     )
 
 
+def few_rows() -> None:
+    """Let a capture call a forward at few numbers of rows, and not at 65: a third of its CPU.
+
+    test_rows_tried.py asks what each of them tells.
+    """
+    rows_tried._TRIED = (1, 2, 3, 64, 1024, rows_tried.MANY_ROWS)
+
+
 def soon_a_hang() -> None:
     """Take a candidate whose mode is `hang` for one soon."""
     screened = runner.Runner._screened
@@ -113,6 +124,7 @@ def main() -> None:
 
     no_rest()
     few_probes()
+    few_rows()
     soon_a_hang()
     held_at_a_trial()
     if "OVERLAPS" in os.environ:

@@ -680,7 +680,10 @@ class ModelNew(Model):
 """
 
 
-def test_what_few_rows_explain_is_all_that_a_check_notes_of_the_references_operations(tmp_path):
+def test_what_few_rows_explain_is_all_that_a_check_notes_of_the_references_operations(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FEW_PROBES", "own work")  # no other probe notes operations
     reference, file = tmp_path / "reference.py", tmp_path / "file.py"
     reference.write_text(SIGMOID_GATE)
     file.write_text(SIGMOID_GATE + SIGMOID_GATE_FROM_512)

@@ -5,7 +5,6 @@ Each case is a user's folder, put to `tune --dry-run` as a process: message, fil
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -242,25 +241,14 @@ def dry_run(folder: Path, **problem: object) -> Said:
     return tune("--config", "c.yaml", "--dry-run", cwd=folder)
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    root = tmp_path_factory.mktemp("wrong")
-
-    def run(name: str) -> Said:
-        old, new, _ = WRONG[name]
-        assert MODEL_NEW.count(old) == 1, old
-        return dry_run(folder_of(root / name.replace(" ", "_"), MODEL_NEW.replace(old, new)))
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(WRONG, pool.map(run, WRONG), strict=True))
-
-
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_in_model_new_is_reported_with_its_line_before_anything_runs(said, name):
-    found = said[name]
+def test_a_mistake_in_model_new_is_reported_with_its_line_before_anything_runs(tmp_path, name):
+    old, new, reported = WRONG[name]
+    assert MODEL_NEW.count(old) == 1, old
+    found = dry_run(folder_of(tmp_path, MODEL_NEW.replace(old, new)))
     assert found.code == 2, found
     assert found.err.startswith("error: "), found.err
-    for words in WRONG[name][2]:
+    for words in reported:
         assert words in found.err, found.err
 
 

@@ -1,5 +1,7 @@
 """Ways to cut a module in tasks: images channels last, work computed again, writes apart."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from cpu_machine import FACTS, GPP, compiled
@@ -162,9 +164,15 @@ def get_init_inputs():
 """
 
 
-def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(tmp_path):
-    _, made = derive(tmp_path, "mixed", MIXED)
-    planned = plan(load_config(made.config, {"device": "cuda"}), may_assume=True)
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of an operator of images, products by halves and a second nest."""
+    _, made = derive(tmp_path_factory.mktemp("mixed"), "mixed", MIXED)
+    return made.config
+
+
+def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(mixed):
+    planned = plan(load_config(mixed, {"device": "cuda"}), may_assume=True)
     by_template = {str(p["template"]): set(p) - {"template"} for p in planned.defaults}
     assert {"nest_triton", "nest_channels_last_triton", WGMMA_TEMPLATE} <= {*by_template}
     assert "product_n" in by_template[WGMMA_TEMPLATE]
@@ -173,13 +181,10 @@ def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(t
     assert {"tile_rows", "tile_columns"} <= last and "product_n" not in last
 
 
-def test_a_search_starts_from_the_defaults_also_where_no_list_of_all_is_held(
-    tmp_path, monkeypatch
-):
+def test_a_search_starts_from_the_defaults_also_where_no_list_of_all_is_held(mixed, monkeypatch):
     monkeypatch.setattr("tuner.space.search_space.MAX_LISTED", 1000)
     monkeypatch.setattr("tuner.planning.MAX_LOOKED_AT", 10)
-    _, made = derive(tmp_path, "mixed", MIXED)
-    planned = plan(load_config(made.config, {"device": "cuda"}), may_assume=True)
+    planned = plan(load_config(mixed, {"device": "cuda"}), may_assume=True)
     assert not planned.space.is_listed
     for params in planned.defaults:
         template = planned.family.templates[str(params["template"])]

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_machine import GPP
+from impatience import EVERY_NUMBER_OF_ROWS
 from test_matching import TEXT
 from test_steps import Taken, gradients
 
+from tuner.capture import rows_tried as room
 from tuner.capture.any_batch import another_batch
 from tuner.capture.capture import capture
 from tuner.capture.rows_tried import rows_tried
@@ -34,6 +36,12 @@ FORMS = {
     "of images": ("self.n = nn.BatchNorm2d(3)", "self.n(x)", IMAGES, (1, None)),
     "recurrent": ("self.r = nn.GRU(40, 9)", "self.r(x)[0]", "torch.randn(48, 2, 40)", (1, None)),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call a forward as often as a user's capture does."""
+    monkeypatch.setattr(room, "_TRIED", EVERY_NUMBER_OF_ROWS)
 
 
 def text_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -270,11 +271,12 @@ def get_init_inputs():
     return [24]
 """
 SIZES = (4, 32, 200)
-# Of each operator, what its two kernels differ in; the first one is for two of the sizes.
+# Of each operator, what its two kernels differ in; the first one is for two of the sizes. A
+# captured module comes first: it is the one of `make test`.
 PARAMS = {
+    "gate": ({"template": "nest", "unroll": 1}, {"template": "nest", "unroll": 4}),
     "layer_norm": ({"template": "cpu", "stream_output": True},
                    {"template": "cpu", "stream_output": False}),
-    "gate": ({"template": "nest", "unroll": 1}, {"template": "nest", "unroll": 4}),
     "gemm_scale_batchnorm": ({"template": "cpu", "stats": "two_pass"},
                              {"template": "cpu", "stats": "gram"}),
 }  # fmt: skip
@@ -341,6 +343,12 @@ class Files:
         return self.problem.make_inputs(1, batch=rows, device=self.device)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Callable[[str, str], Files]:
+    """What makes the file of an operator on a device, once."""
+    return functools.cache(lambda op, device: Files(tmp_path_factory.mktemp(op), op, device))
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -349,9 +357,9 @@ class Files:
         for op in PARAMS
     ],
 )
-def files(request, tmp_path_factory) -> Files:
+def files(request, made) -> Files:
     op, _, device = request.param.split()
-    return Files(tmp_path_factory.mktemp(op), op, device)
+    return made(op, device)
 
 
 @pytest.fixture
@@ -467,16 +475,18 @@ def test_the_header_names_each_size_and_kernel(files):
 
 
 @needs_gpp
-def test_gaps_and_borders_are_obeyed_by_the_module(tmp_path):
-    files = Files(tmp_path, "gate", "cpu")
+def test_gaps_and_borders_are_obeyed_by_the_module(made, monkeypatch):
+    files = made("gate", "cpu")
     rows = files.measured.by_batch.stated
     calls: list[int] = []
     kept = files.module._OP_BY_KERNEL[0]
-    files.module._OP_BY_KERNEL = tuple(
+    operators = tuple(
         lambda *args, kernel=kernel: calls.append(kernel) or kept(*args) for kernel in (0, 1)
     )
-    files.module._FUSED_ROWS, files.module._LEAST_ROWS = rows, 4
-    files.module._FUSED_KERNELS = files.measured.by_batch.kernels
+    kernels = files.measured.by_batch.kernels
+    for name, value in (("_OP_BY_KERNEL", operators), ("_FUSED_ROWS", rows), ("_LEAST_ROWS", 4),
+                        ("_FUSED_KERNELS", kernels)):  # fmt: skip
+        monkeypatch.setattr(files.module, name, value)
     for number, kernel in {3: None, 4: 1, 19: 1, 20: None, 30: None, 31: 1, 61: 0}.items():
         inputs = files.inputs(number)
         with torch.no_grad():
@@ -518,10 +528,10 @@ def test_kernels_of_several_languages_stand_in_one_text(tmp_path):
 
 
 @needs_gpp
-def test_the_benchmark_times_the_choice_and_names_twelve_sizes(tmp_path, monkeypatch):
+def test_the_benchmark_times_the_choice_and_names_twelve_sizes(made, monkeypatch):
     monkeypatch.setattr(several_sizes, "TURNS", 4)
     monkeypatch.setattr(several_sizes, "CALLS", 2)
-    files = Files(tmp_path, "gate", "cpu")
+    files = made("gate", "cpu")
     reference = Path(files.plans[-1].spec.reference)
     found = several_sizes.dispatched(files.file.unverified_path, reference, [2, 12], "cpu")
     assert [(each["num_rows"], each["kernel"]) for each in found] == [(2, 1), (12, 2)]

@@ -217,7 +217,7 @@ KERNELS = [
 
 
 @needs_nvcc
-@pytest.mark.parametrize("params", [*WHOLE, *KERNELS], ids=label)
+@pytest.mark.parametrize("params", [*KERNELS, *WHOLE], ids=label)
 def test_it_compiles_without_warnings_spills_or_serialised_products(params, tmp_path):
     """And every kernel waits for the one before it.
 

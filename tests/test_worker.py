@@ -24,6 +24,23 @@ ENTRY = "jobs_for_worker:run"
 ANSWER_S = 60.0  # who answers at all does so in this time, however busy the machine is
 
 
+# A server that imports nothing beforehand: PyTorch, in each that a test starts or has killed, took
+# 3 s of CPU. What it forks is asked what it is, and computes nothing.
+LIGHT = forkserver._BOOTSTRAP.replace(
+    "from tuner.machine.forkserver import serve_forks; ",
+    "from tuner.machine import forkserver; forkserver.PRELOADED = (); "
+    "serve_forks = forkserver.serve_forks; ",
+)
+
+
+@pytest.fixture
+def light(monkeypatch):
+    """Servers of our own, which no other test has: they import what `ALSO` names alone."""
+    assert LIGHT != forkserver._BOOTSTRAP
+    monkeypatch.setattr(forkserver, "_BOOTSTRAP", LIGHT)
+    monkeypatch.setenv(forkserver.ALSO, "")
+
+
 @pytest.fixture
 def worker():
     with Worker(ENTRY, name="test") as worker:
@@ -527,6 +544,7 @@ def test_a_child_that_is_born_while_its_worker_is_closed_is_ended(worker, monkey
     assert born and is_gone(born[0])
 
 
+@pytest.mark.usefixtures("light")
 def test_temporary_files_are_where_each_process_was_asked_to_keep_them(tmp_path, monkeypatch):
     """An import may ask for that folder in the server: it was the first build's, and then gone."""
     (tmp_path / "asks_early.py").write_text(
@@ -547,6 +565,7 @@ def test_temporary_files_are_where_each_process_was_asked_to_keep_them(tmp_path,
         folder.rmdir()
 
 
+@pytest.mark.usefixtures("light")
 def test_what_a_process_would_compute_first_is_the_servers(tmp_path, monkeypatch):
     (tmp_path / "computes.py").write_text(
         "import functools, os\n"
@@ -568,6 +587,7 @@ def test_what_a_process_would_compute_first_is_the_servers(tmp_path, monkeypatch
     assert found[0][0] not in (found[0][1], found[1][1])
 
 
+@pytest.mark.usefixtures("light")
 def test_a_server_that_is_ready_is_the_one_that_forks(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # an environment that no other test has
     with Worker(ENTRY) as worker:
@@ -577,6 +597,7 @@ def test_a_server_that_is_ready_is_the_one_that_forks(monkeypatch):
         assert len(forkserver._SERVERS) == num_servers
 
 
+@pytest.mark.usefixtures("light")
 def test_who_kills_the_server_of_strangers_harms_nobody_else():
     """A stranger's server is a fork of the first one, which goes on without it."""
     with Worker(ENTRY) as ours, Worker(ENTRY, env={forkserver.SERVER: "strangers"}) as strangers:
@@ -592,6 +613,7 @@ def test_who_kills_the_server_of_strangers_harms_nobody_else():
         assert psutil.Process(pid_of(ours)).parent() != first and pid_of(strangers) != theirs
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("which", ["", "strangers"])
 def test_a_server_that_was_killed_leaves_no_socket(monkeypatch, which):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # an environment that no other test has
@@ -641,6 +663,8 @@ def test_parent_killed_takes_the_child_with_it(tmp_path, job):
 import sys, threading
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from tuner.evaluate.worker import Worker
+from tuner.machine import forkserver
+forkserver._BOOTSTRAP = {LIGHT!r}
 worker = Worker({ENTRY!r})
 worker.start()
 print(worker.pid, flush=True)
@@ -648,7 +672,7 @@ worker.call({job!r}, timeout_s=1000)
 threading.Event().wait()
 """
     root = str(Path(__file__).parent.parent)
-    env = {**os.environ, "PYTHONPATH": root}
+    env = {**os.environ, "PYTHONPATH": root, forkserver.ALSO: ""}
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env)
     try:
         pid = int(parent.stdout.readline())

@@ -77,6 +77,7 @@ def become(command: dict[str, Any]) -> None:
 if __name__ == "__main__":
     impatience.no_rest()
     impatience.few_probes()
+    impatience.few_rows()
     impatience.soon_a_hang()
     impatience.held_at_a_trial()
     gc.freeze()  # no command need look for garbage among what was imported
