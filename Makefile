@@ -8,7 +8,7 @@ tune: install
 	$(BIN)/tune --config search_spaces/quickstart.yaml
 
 # The longest tests with some of their cases; tests/brief.txt says which. Tests wait for processes of
-# their own: three workers keep two cores at work for 82 % of the time, two for 70 to 80 %.
+# their own: two workers leave two cores idle for a fifth of the time or more, three for less.
 test: install
 	$(BIN)/python -m pytest --brief -n 3 --dist loadfile --no-loadscope-reorder
 
