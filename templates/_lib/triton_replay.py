@@ -23,8 +23,7 @@ REPLAY_PLAIN = (int, float, bool, type(None))
 
 
 class NotReplayed(Exception):
-    # Why calls of a form are not replayed.
-    pass
+    """Why calls of a form are not replayed."""
 
 
 class LaunchRecorder(TorchDispatchMode):
@@ -33,6 +32,14 @@ class LaunchRecorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.launches, self.made, self.zeroed, self.why = [], [], [], ""
+
+    def __enter__(self):
+        LAUNCH_RECORDING.recorder = self
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        LAUNCH_RECORDING.recorder = None
+        return super().__exit__(*raised)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -218,12 +225,8 @@ class replayed:
         return replay(pointers)
 
     def watched(self, form, arguments):
-        LAUNCH_RECORDING.recorder = recorder = LaunchRecorder()
-        try:
-            with recorder:
-                result = self.function(*arguments)
-        finally:
-            LAUNCH_RECORDING.recorder = None
+        with LaunchRecorder() as recorder:
+            result = self.function(*arguments)
         replay = None
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         with contextlib.suppress(NotReplayed, OSError):
