@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_steps import gradients
+from test_steps_of_halves import on_gpu
 
 from tuner.kernel.family import builtin_folder
 from tuner.kernel.rendering import rendered
@@ -266,3 +268,63 @@ def test_launches_that_are_looked_at_are_not_replayed(text):
     for seed in range(3):
         check(text, *drawn(seed))
     assert text.num_calls == 3 and text.scaled.kernel.num_looks == 3
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------
+
+
+def replayed_on_gpu(folder: Path, name: str):
+    """A module with gradients by kernels, the names of its text, and its functions' replays."""
+    taken = on_gpu(folder, name)
+    names = taken.module["fused_op"].globals
+    functions = [f for f in names.values() if type(f).__name__ == "replayed"]
+    return taken, names, lambda: [r for f in functions for r in f.replays.values()]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["norm", "chain", "in_rows", "turned", "alone", "large"])
+def test_steps_that_are_replayed_give_the_same_bits(name, tmp_path):
+    taken, names, replays = replayed_on_gpu(tmp_path, name)
+    for batch in (None, 129):
+        wanted = [gradients(taken.mine, taken.inputs(seed, batch)) for seed in range(4)]
+        names["REPLAYS"] = True
+        for _ in range(3):
+            for seed, each in enumerate(wanted):
+                made = gradients(taken.mine, taken.inputs(seed, batch))
+                assert all(torch.equal(a, b) for a, b in zip(made, each, strict=True))
+        names["REPLAYS"] = False
+        if batch is None:  # of few rows some products are PyTorch's
+            assert len(replays()) > 1 and None not in replays()
+
+
+@pytest.mark.gpu
+def test_a_replay_is_on_the_current_stream_in_graphs_and_in_any_thread(tmp_path):
+    taken, names, replays = replayed_on_gpu(tmp_path, "chain")
+    names["REPLAYS"] = True
+    (x,), (other,) = taken.inputs(1), taken.inputs(2)
+    with torch.no_grad():
+        wanted = [taken.mine(given) for given in (x, other)]
+        assert torch.equal(taken.mine(x), wanted[0]) and None not in replays()
+        graph, held = torch.cuda.CUDAGraph(), x.clone()
+        with torch.cuda.graph(graph):
+            made = taken.mine(held)
+        for given, right in ((other, wanted[1]), (x, wanted[0])):
+            held.copy_(given)
+            graph.replay()
+            assert torch.equal(made, right)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(100_000_000)
+            held.copy_(other)
+            made = taken.mine(held)
+        side.synchronize()
+        assert torch.equal(made, wanted[1])
+
+    def one(seed: int) -> bool:
+        with torch.no_grad():
+            (given,) = taken.inputs(seed % 2 + 1)
+            return all(torch.equal(taken.mine(given), wanted[seed % 2]) for _ in range(20))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(8)))
