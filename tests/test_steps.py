@@ -453,13 +453,18 @@ def test_what_long_rows_are_reduced_to_is_kept_if_nothing_else_is(name, tmp_path
     assert held[0] <= held[1]
 
 
-def test_of_short_rows_nothing_is_kept_for_that(tmp_path):
+@pytest.mark.parametrize(
+    ("norm", "inputs"),
+    [("nn.LayerNorm(520)", "torch.randn(64, 520)"), ("nn.BatchNorm1d(4)", "torch.randn(8191, 4)")],
+)
+def test_of_short_rows_nothing_is_kept_for_that(norm, inputs, tmp_path):
+    """Whatever the batch: with one row more another step would be planned, and be for no batch."""
     text = TEXT.format(
-        init="self.m = nn.LayerNorm(520)", names="x", forward="return self.m(x)",
-        inputs="torch.randn(64, 520)",
-    )  # fmt: skip
+        init=f"self.m = {norm}", names="x", forward="return self.m(x)", inputs=inputs
+    )
     _, family = derive_with_steps(tmp_path, "short", text)
     assert {*family.extra} == {"gradients"}
+    assert family.extra["gradients"].arguments[0].shape[0] == "batch"
 
 
 BEFORE_ACTIVATIONS = {

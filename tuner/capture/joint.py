@@ -20,7 +20,7 @@ from tuner.capture.autograd_leaves import (
 )
 from tuner.capture.calls import is_assertion
 from tuner.capture.graph import Graph, Node, Ref, Tensor, behind, free_name, live
-from tuner.capture.keeping import FEW, LARGE, divided, reduced, steps_from_given, with_copies
+from tuner.capture.keeping import divided, reduced, steps_from_given, with_copies
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.precision import with_products
@@ -297,9 +297,8 @@ class _Step(Operators):
             raise NotGiven("one of its gradients does not depend on those that come in")
         results = {*outputs, *updates.values()}
         kept, needed = divided(nodes, wanted, results, self.copied)
-        # Where nothing else is kept, a forward of its own for a step has to be worth its launch.
-        least = FEW if set(kept) - results else LARGE
-        if few := reduced(nodes, needed, after, self.given, least):
+        is_alone = not set(kept) - results
+        if few := reduced(nodes, needed, after, self.given, is_alone=is_alone):
             kept, needed = divided(nodes, wanted, results, self.copied, few, kept, self.given)
         if not needed:
             raise NotGiven("its gradients are those that come in")

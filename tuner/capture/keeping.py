@@ -7,11 +7,11 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from tuner.capture.graph import Graph, Node, Ref, Tensor, free_name, in_order
-from tuner.capture.index_space import ALIASES, REDUCTIONS
+from tuner.capture.index_space import ALIASES, REDUCTIONS, axes_of
 from tuner.capture.library import MATRIX_PRODUCTS, is_call
 from tuner.capture.viewing import is_same
 
-__all__ = ["FEW", "LARGE", "divided", "reduced", "steps_from_given", "with_copies"]
+__all__ = ["divided", "reduced", "steps_from_given", "with_copies"]
 
 PLACES = ("argmax", "argmin", "max_place")
 WHOLE_FLOATS = ("float32", "float64")  # to keep a mean in 16 bits would round it once more
@@ -24,16 +24,27 @@ def reduced(
     needed: Container[str],
     behind: Container[str],
     given: Mapping[str, Tensor],
-    least: int,
+    *,
+    is_alone: bool,
 ) -> set[str]:
-    """Return reductions that a backward would do again, of `least` numbers or more to each."""
-    sizes = {name: math.prod(tensor.shape) for name, tensor in given.items()}
+    """Return reductions of forward that a backward would do again, to far fewer numbers.
+
+    `is_alone`: nothing else is kept, so that a forward of its own has to be worth its launch. How
+    many rows there are tells nothing then: a step for any batch keeps the same at all.
+    """
+    shapes = {name: tensor.shape for name, tensor in given.items()}
     found = set()
     for node in nodes:
-        sizes[node.name] = math.prod(node.shape)
+        shapes[node.name] = node.shape
         is_again = node.op in REDUCTIONS and node.name in needed and node.name not in behind
-        most = max((sizes.get(ref, 0) for ref in node.refs), default=0)
-        if is_again and node.dtype in WHOLE_FLOATS and sizes[node.name] * least <= most:
+        if not is_again or node.dtype not in WHOLE_FLOATS:
+            continue
+        shape = max((shapes.get(ref, ()) for ref in node.refs), key=math.prod)
+        if is_alone:
+            is_few = math.prod(shape[axis] for axis in axes_of(node, len(shape)) if axis) >= LARGE
+        else:
+            is_few = math.prod(node.shape) * FEW <= math.prod(shape)
+        if is_few:
             found.add(node.name)
     return found
 
