@@ -13,6 +13,7 @@ from browser import Reader, chromium
 from made_runs import append, made_run, raced_result, trial, trials
 from test_dashboard import Server, cells, serious_faults, serving
 
+from tuner.problem.draws import ORDINARY
 from tuner.run import Run
 from tuner.trial import Interval, OnData
 
@@ -24,7 +25,7 @@ def run_of(folder: Path, speedup: float, batch: int, elsewhere: float | None = N
     verified = found.exported
     if elsewhere is not None:
         there = Interval(elsewhere, 0.98 * elsewhere, 1.02 * elsewhere, 0.95, 2)
-        verified = replace(verified, others=(OnData("ordinary", "other data", there),))
+        verified = replace(verified, others=(OnData("ordinary", ORDINARY, there),))
     sizes = {"batch": batch, "in_features": 4096, "out_features": 8192}
     ended = replace(found, exported=verified, finalists=(verified,))
     return made_run(folder, MADE, ended, environment={"sizes": sizes})
