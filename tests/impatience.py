@@ -14,6 +14,8 @@ import os
 import time
 from pathlib import Path
 
+from rows_of_tests import FEW_ROWS
+
 from tuner import verification
 from tuner.capture import rows_tried
 from tuner.evaluate import evaluator, raced_steps, racing, runner, verifier
@@ -80,7 +82,7 @@ def few_rows() -> None:
 
     test_rows_tried.py asks what each of them tells.
     """
-    rows_tried._TRIED = (1, 2, 3, 64, 1024, rows_tried.MANY_ROWS)
+    rows_tried._TRIED = FEW_ROWS
 
 
 def soon_a_hang() -> None:

@@ -102,15 +102,21 @@ def test_problems_are_refused_side_by_side_and_not_asked_again(tmp_path):
     assert reported == ["2 of 2 problems are done already"]
 
 
+def of_two_jobs(folder: Path) -> tuple[Campaign, list[str], list[str]]:
+    """Return a campaign on one device, what it reports, and the problems that have ended."""
+    reported: list[str] = []
+    ended: list[str] = []
+    campaign = Campaign(
+        problems_of(folder), folder / "runs", chosen=Chosen(("cpu:0",), PARTS), jobs=2,
+        on_change=reported.append,
+        on_end=lambda problem, state, seconds: ended.append(problem.name),
+    )  # fmt: skip
+    return campaign, reported, ended
+
+
 def test_several_problems_share_a_device_where_that_is_asked_for(tmp_path):
     write(tmp_path, "a.yaml", "b.yaml", "c.yaml")
-    reported: list[str] = []
-    campaign = Campaign(
-        problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cpu:0",), PARTS), jobs=2,
-        on_change=reported.append,
-    )  # fmt: skip
-    ended: list[str] = []
-    campaign.on_end = lambda problem, state, seconds: ended.append(problem.name)
+    campaign, reported, ended = of_two_jobs(tmp_path)
     campaign.work()
     assert reported[:2] == ["a: begins on cpu:0", "b: begins on cpu:0"]
     assert sorted(ended) == ["a", "b", "c"]
@@ -123,7 +129,7 @@ def test_a_problem_that_lacks_memory_beside_others_begins_again_alone(is_large, 
     here = "pathlib.Path(__file__).parent"
     meets = f"while not ({here} / '{{}}').exists(): time.sleep(0.01)\n"
     (tmp_path / "a.py").write_text(
-        f"{lines}said = {here} / 'b_is_here'\n{meets.format('b_is_here')}"
+        f"{lines}{meets.format('b_is_here')}"
         f"if {is_large} or not ({here} / 'b_is_over').exists():\n"
         f"    ({here} / 'a_is_over').touch()\n"
         "    raise MemoryError(400 * 'a' + ' CUDA out of memory')\n"
@@ -133,13 +139,7 @@ def test_a_problem_that_lacks_memory_beside_others_begins_again_alone(is_large, 
         f"{lines}({here} / 'b_is_here').touch()\n{meets.format('a_is_over')}"
         f"time.sleep(0.5)\n({here} / 'b_is_over').touch()\n"
     )
-    reported: list[str] = []
-    campaign = Campaign(
-        problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cpu:0",), PARTS), jobs=2,
-        on_change=reported.append,
-    )  # fmt: skip
-    ended: list[str] = []
-    campaign.on_end = lambda problem, state, seconds: ended.append(problem.name)
+    campaign, reported, ended = of_two_jobs(tmp_path)
     state = campaign.work()["a"]
     assert ended == ["b", "a"] and state.status == "refused"
     assert ("there was enough" in state.reason) is not is_large

@@ -148,23 +148,26 @@ def test_a_cheat_on_the_clock_is_refused_in_the_race(name, tmp_path):
             Racer(task_of(tmp_path)).race([cheat(name)], num_processes=1, seconds=0.01)
 
 
+def look_twice_without_rest(monkeypatch) -> None:
+    """Compare clocks twice, and wait for nothing where other tests keep the processor busy."""
+    for name, value in (("CROSS_CHECKS", 2), ("BUSY_CHECKS", 1), ("BUSY_REST_S", 0.0)):
+        monkeypatch.setattr(second_clock, name, value)
+
+
 @pytest.mark.parametrize(("floor_us", "reason"), [(0.0, CLOCKS), (1.0, FLOOR)])
 def test_a_stopped_clock_is_found_out_by_each_of_two_means(
     tmp_path, floor_us, reason, monkeypatch
 ):
-    # Its calls sleep 1 ms and are reported as 0 us: no load makes the clocks agree, each look at
-    # them takes a second, and nothing is waited for where other tests keep the processor busy.
-    monkeypatch.setattr(second_clock, "CROSS_CHECKS", 2)
-    monkeypatch.setattr(second_clock, "BUSY_CHECKS", 1)
-    monkeypatch.setattr(second_clock, "BUSY_REST_S", 0.0)
+    # Its calls sleep 1 ms and are reported as 0 us: no load makes the clocks agree, and each look
+    # at them takes a second.
+    look_twice_without_rest(monkeypatch)
     task = replace(task_of(tmp_path), impossible_us=floor_us)
     with pytest.raises(WorkerError, match=rf"^patched_timers\.py: {reason}"):
         Racer(task).race([cheat("patched_timers")], num_processes=1, seconds=0.01)
 
 
 def test_a_clock_that_stops_on_ordinary_data_alone_is_found_out(tmp_path, monkeypatch):
-    for name, value in (("CROSS_CHECKS", 2), ("BUSY_CHECKS", 1), ("BUSY_REST_S", 0.0)):
-        monkeypatch.setattr(second_clock, name, value)  # as below: no rest makes them agree
+    look_twice_without_rest(monkeypatch)
     text = (CHEATS / "patched_timers.py").read_text()
     stop = text[text.index("time.perf_counter_ns = ") :]
     # What is timed is constructed once for each of the data, the given ones first.

@@ -93,13 +93,7 @@ def text(library, monkeypatch):
     source = rendered(Path("t.py"), include, [builtin_folder()], {})
     exec(compile(source, "triton_replay.py", "exec"), names)
     names.update(REPLAYS=True, REPLAY_DEVICE="cpu")
-    names["replayed"].driver = library
-    library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7] + [
-        ctypes.c_void_p
-    ] * 3
-    library.cuMemsetD8Async.argtypes = [
-        ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p,
-    ]  # fmt: skip
+    names["replayed"].driver = names["replay_driver"](library._name)
     library.set_context.argtypes = [ctypes.c_void_p]
     library.added.restype = ctypes.c_char_p
     library.added.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]

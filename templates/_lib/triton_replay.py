@@ -18,7 +18,8 @@ REPLAY_ROOM_BYTES = 256  # what lies in one block begins at multiples of these
 # Of PyTorch's operations those that make memory, without a kernel; what makes zeros has one of the
 # driver's in a replay. Views are free, and what is computed on the host depends on the form.
 REPLAY_MAKING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros"}
-REPLAY_FLOATS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}  # of kernels' numbers; others are whole
+# Of kernels' numbers; others are whole.
+REPLAY_FLOATS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}
 REPLAY_PLAIN = (int, float, bool, type(None))
 
 
@@ -116,7 +117,7 @@ class LaunchReplay:
         self.format = f"={len(self.places.of)}Q"
 
     def launch_of(self, made, grid, arguments):
-        # Of a kernel that Triton compiled. Those that it launches in clusters, say, it is left.
+        # Of a kernel that Triton compiled, but those that it launches in clusters, say.
         facts, kinds = made.metadata, made.src.signature
         for name in ("launch_cooperative_grid", "launch_pdl", "global_scratch_size"):
             if getattr(facts, name, 0):
@@ -152,11 +153,13 @@ class LaunchReplay:
         # Of a function of C++: its arguments, or which address stands there.
         given = []
         for value in arguments:
-            is_placed = isinstance(value, torch.Tensor) and getattr(value, "is_" + REPLAY_DEVICE)
-            if isinstance(value, torch.Tensor) and not is_placed:
-                self.kept.append(value)  # on the host, made of numbers of the form
-                value = value.data_ptr()
-            given.append((is_placed, self.places.number(value) if is_placed else value))
+            is_placed = isinstance(value, torch.Tensor)
+            if is_placed and value.device.type == REPLAY_DEVICE:
+                value = self.places.number(value)
+            elif is_placed:  # on the host, made of numbers of the form: it stays where it is
+                self.kept.append(value)
+                is_placed, value = False, value.data_ptr()
+            given.append((is_placed, value))
 
         def called_again(addresses, stream):
             message = function(*[addresses[v] if is_placed else v for is_placed, v in given], stream)
@@ -182,8 +185,8 @@ class LaunchReplay:
                 launch(addresses, stream)
 
 
-def replay_driver():
-    library = ctypes.CDLL("libcuda.so.1")
+def replay_driver(path="libcuda.so.1"):
+    library = ctypes.CDLL(path)
     whole, at = ctypes.c_uint, ctypes.c_void_p
     library.cuLaunchKernel.argtypes = [at, *[whole] * 7, at, at, at]
     library.cuMemsetD8Async.argtypes = [ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, at]

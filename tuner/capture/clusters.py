@@ -121,8 +121,10 @@ def cluster_template(parts: Sequence[Part], op: str) -> str:
         steps[part.name] = [f"  - {{call: {function}, args: [{', '.join(given)}]}}"]
         space = "cluster_rows"
         if not part.is_forward:
-            space, (own_blocks, own_chunk) = f"{space}_{len(steps) - 1}", _first_of(each) or (1, 1)
-            values = f"cluster_blocks = {own_blocks}, cluster_chunk = {own_chunk}, "
+            own = _first_of(each)
+            assert own is not None  # it is not refused
+            space = f"{space}_{len(steps) - 1}"
+            values = f"cluster_blocks = {own[0]}, cluster_chunk = {own[1]}, "
             values += f"cluster_threads = {THREADS_OF_GRADIENTS}, "
             kernels.append(_INCLUDED.format(space=space, values=values))
         kernels += _Text(each, function, space).lines()
