@@ -370,7 +370,7 @@ LONG = {
     "softmax": "torch.randn(11, 65535)",
     "log_softmax": "torch.randn(301, 20001)",
     "l2_norm": "torch.randn(300, 65535)",
-    "l1_norm": "torch.randn(1, 65535)",
+    "l1_norm": "torch.randn(2, 65535)",
     "instance_norm": "torch.randn(30, 3, 127, 129) + 3",
     "layer_norm": "torch.randn(1000, 9001) + 100",
     "two_tensors": "torch.randn(150, 30001), torch.randn(150, 30001)",

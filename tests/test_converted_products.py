@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -271,3 +272,18 @@ def test_a_weight_may_begin_where_the_copy_engine_reads_none(tmp_path):
     moved = torch.empty(260 * 264 + 1, device="cuda")[1:].view(260, 264)
     model.a.weight = torch.nn.Parameter(moved.copy_(model.a.weight.data))
     assert_alike(model, wide, own, x)
+
+
+@pytest.mark.gpu
+def test_a_product_may_be_the_first_that_a_thread_asks_of_the_device(tmp_path):
+    """Its memory is there already, so that no call before it makes the thread a context."""
+    model, _, _, x = on_a_gpu(tmp_path, (300, 515, 1032))
+
+    def call(_: int = 0) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x)
+
+    wanted = call().clone()
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as pool:
+            assert all(torch.equal(made, wanted) for made in pool.map(call, range(8)))

@@ -92,7 +92,7 @@ def text(library, monkeypatch):
     names: dict = {"torch": torch, "triton": triton}
     source = rendered(Path("t.py"), include, [builtin_folder()], {})
     exec(compile(source, "triton_replay.py", "exec"), names)
-    names.update(REPLAYS=True, REPLAY_DEVICE="cpu")
+    names["REPLAY_DEVICE"] = "cpu"
     names["replayed"].driver = names["replay_driver"](library._name)
     library.set_context.argtypes = [ctypes.c_void_p]
     library.added.restype = ctypes.c_char_p
@@ -280,13 +280,13 @@ def replayed_on_gpu(folder: Path, name: str):
 def test_steps_that_are_replayed_give_the_same_bits(name, tmp_path):
     taken, names, replays = replayed_on_gpu(tmp_path, name)
     for batch in (None, 129):
+        names["REPLAYS"] = False
         wanted = [gradients(taken.mine, taken.inputs(seed, batch)) for seed in range(4)]
         names["REPLAYS"] = True
         for _ in range(3):
             for seed, each in enumerate(wanted):
                 made = gradients(taken.mine, taken.inputs(seed, batch))
                 assert all(torch.equal(a, b) for a, b in zip(made, each, strict=True))
-        names["REPLAYS"] = False
         if batch is None:  # of few rows some products are PyTorch's
             assert len(replays()) > 1 and None not in replays()
 
@@ -294,10 +294,11 @@ def test_steps_that_are_replayed_give_the_same_bits(name, tmp_path):
 @pytest.mark.gpu
 def test_a_replay_is_on_the_current_stream_in_graphs_and_in_any_thread(tmp_path):
     taken, names, replays = replayed_on_gpu(tmp_path, "chain")
-    names["REPLAYS"] = True
     (x,), (other,) = taken.inputs(1), taken.inputs(2)
     with torch.no_grad():
+        names["REPLAYS"] = False
         wanted = [taken.mine(given) for given in (x, other)]
+        names["REPLAYS"] = True
         assert torch.equal(taken.mine(x), wanted[0]) and None not in replays()
         graph, held = torch.cuda.CUDAGraph(), x.clone()
         with torch.cuda.graph(graph):

@@ -43,6 +43,7 @@ cuda_code = CudaCode(
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <numeric>
 
 {% with overlap = image_overlaps %}

@@ -12,7 +12,7 @@ from functools import update_wrapper
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-REPLAYS = False  # until a GPU has run it
+REPLAYS = True  # False only in tests, which compare
 REPLAY_DEVICE = "cuda"  # the kind of device whose addresses kernels are given
 REPLAY_ROOM_BYTES = 256  # what lies in one block begins at multiples of these
 # Of PyTorch's operations those that make memory, without a kernel; what makes zeros has one of the

@@ -25,6 +25,7 @@ cuda_code = CudaCode(
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 
 {% with overlap = is_converted and product_overlaps %}
 {% include "_lib/launch.cuh" %}

@@ -170,8 +170,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 // Boxes of a tile's pixels with those around, of a chunk of planes, of all halves. In elements of
 // 8 bytes, of which a box's row may have 256. Returns nullptr when fine.
 inline const char* describe(CUtensorMap* map, const void* image, const Geometry& of) {
-  const auto encode = wgmma_tensor_map::encoder();
-  if (encode == nullptr) return "the driver has no cuTensorMapEncodeTiled";
   const cuuint64_t row = cuuint64_t(of.padded[2]) * 16;
   const cuuint64_t area = row * of.padded[1], volume = area * of.padded[0];
   const cuuint64_t planes = cuuint64_t(of.samples) * of.planes;
@@ -181,11 +179,10 @@ inline const char* describe(CUtensorMap* map, const void* image, const Geometry&
   const cuuint32_t box[5] = {cuuint32_t(2 * of.halo[2]), cuuint32_t(of.halo[1]),
                              cuuint32_t(of.halo[0]), cuuint32_t(of.chunk), kHalves};
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 5, const_cast<void*>(image), sizes, pitches,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? nullptr : "cuTensorMapEncodeTiled refused the image";
+  return wgmma_tensor_map::encoded(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 5, const_cast<void*>(image), sizes, pitches, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 template <bool kPaired, class Epilogue>
