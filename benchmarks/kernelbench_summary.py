@@ -4,15 +4,16 @@
         [--write MERGED.json] [--table]
 
 Takes what `benchmarks.kernelbench_suite` wrote, over machines and days: of a problem that is in
-several files the last one counts. Prints, for each group, how many problems are known, the
+several files the last one counts; where torch.compile was not in its race, the last race that had
+it is kept beside it (`with_compile`). Prints, for each group, how many problems are known, the
 geometric mean of the exported files' speed-ups over PyTorch eager (1 where nothing was to be
 gained), the least of them, both on normal random inputs and of a step of training as well where
-these were raced, and beside torch.compile, where it was raced in the same processes,
-how many files are at least 0.95 and 0.97 times as fast as the better of it and eager. Problems
+these were raced, and beside torch.compile, in races that had both, how many files are at least 0.95 and 0.97 times as fast as the better of it and eager. Problems
 that are not measured, not counted by algebra, or without a file are named. `--table` prints each
 group's files as a table in Markdown besides.
 
-`kernelbench_results.json` holds the last known entry of each problem, with its device and day.
+`kernelbench_results.json` holds the last known entry of each problem, with its device and day, and
+that race.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 # Of level 1, what is neither a product of matrices nor a convolution.
 SMALL = {4, 5, 12, *range(19, 54), *range(88, 101)} - {50, 97}
+RACE = ("kind", "device", "date", "interval", "torch_compile")  # what is kept of an earlier one
 NO_KERNELS = "nothing to generate"
 NO_FILE = ("refused", "failed", "no file in time")
 # Of level 2: less work by algebra, or a constant result.
@@ -58,6 +60,25 @@ def speedup_of(entry: Mapping[str, Any]) -> float | None:
     if entry["kind"] in NO_FILE:
         return None
     return float((entry.get("interval") or {}).get("speedup") or 1.0)
+
+
+def merged(
+    old: Mapping[str, dict[str, Any]], new: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the entries of both, a problem's new one beside the old one's race with torch.compile."""
+    entries = dict(old)
+    for name, entry in new.items():
+        known = with_compile(entries.get(name, {}))
+        entries[name] = entry
+        if known and not entry.get("torch_compile"):
+            race = {key: known[key] for key in RACE if key in known}
+            entries[name] = {**entry, "with_compile": race}
+    return entries
+
+
+def with_compile(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the last race that had torch.compile: the entry's own or an earlier one; empty: none."""
+    return entry if entry.get("torch_compile") else entry.get("with_compile", {})
 
 
 def compiled_of(entry: Mapping[str, Any]) -> float | None:
@@ -106,17 +127,19 @@ def lines_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
                 f"  {words}, {len(more)} of them: {geometric_mean([*more.values()]):.2f}x,"
                 f" least {more[worst]:.2f}x (#{worst})"
             )
-    raced = {n: c for n in speedups if (c := compiled_of(own[n]))}
+    races = {n: with_compile(own[n]) for n in speedups}
+    raced = {n: c for n, race in races.items() if (c := compiled_of(race))}
     if raced:
-        shares = [share_of(own[n]) for n in raced]
+        shares = [share_of(races[n]) for n in raced]
+        ours = [speedup_of(races[n]) or 1.0 for n in raced]
         counts = [sum(share >= least for share in shares) for least in (0.95, 0.97)]
         lines.append(
             f"  raced with torch.compile: {len(raced)}, ours"
-            f" {geometric_mean([speedups[n] for n in raced]):.2f}x, torch.compile"
+            f" {geometric_mean(ours):.2f}x, torch.compile"
             f" {geometric_mean([*raced.values()]):.2f}x; {counts[0]} at 0.95 or more of the better"
             f" of it and eager, {counts[1]} at 0.97"
         )
-        if refused := [f"#{n}" for n in raced if is_refused(own[n])]:
+        if refused := [f"#{n}" for n in raced if is_refused(races[n])]:
             lines.append(f"  torch.compile's answer would be rejected: {', '.join(refused)}")
     for what, which in (
         ("without a file", [n for n in own if n not in speedups]),
@@ -144,9 +167,12 @@ def table_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
         bounds = ""
         if "low" in interval:
             bounds = f" [{interval['low']:.2f}, {interval['high']:.2f}]"
+        race = with_compile(entry)
         others = [(entry.get(what) or {}).get("speedup") for what in ("normal_inputs", "step")]
-        reported = ["" if s is None else f"{s:.2f}x" for s in (*others, compiled_of(entry))]
-        reported[-1] += " (rejected)" if is_refused(entry) else ""
+        reported = ["" if s is None else f"{s:.2f}x" for s in (*others, compiled_of(race))]
+        if race and race is not entry:
+            reported[-1] += f" (ours {speedup_of(race) or 1.0:.2f}x)"
+        reported[-1] += " (rejected)" if is_refused(race) else ""
         device = entry["device"].removeprefix("NVIDIA ").split()[0]
         cells = [f"#{n}", f"{interval['speedup']:.2f}x{bounds}", *reported]
         lines.append(f"| {' | '.join([*cells, f'{device}, ' + entry['date']])} |")
@@ -163,15 +189,15 @@ def main() -> int:
     options = parser.parse_args()
     entries: dict[str, dict[str, Any]] = {}
     for file in options.files:
-        entries |= json.loads(file.read_text())
+        entries = merged(entries, json.loads(file.read_text()))
     by_place = {place_of(name): entry for name, entry in entries.items()}
     for group in GROUPS:
         tables = ["", *table_of(group, by_place)] if options.table else []
         print("\n".join([*lines_of(group, by_place), *tables]))
     if options.write:
         kept = ("kind", "verdict", "device", "date", "latency_us", "baseline_us", "bound_us",
-                "interval", "normal_inputs", "step", "torch_compile", "seconds",
-                "source")  # fmt: skip
+                "interval", "normal_inputs", "step", "torch_compile", "with_compile",
+                "seconds", "source")  # fmt: skip
         short = {
             name: {key: entry[key] for key in kept if entry.get(key) is not None}
             for name, entry in sorted(entries.items(), key=lambda item: place_of(item[0]))

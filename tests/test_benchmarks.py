@@ -14,7 +14,7 @@ import yaml
 from benchmarks import ablation, gpu_shapes, sanitize
 from benchmarks.candidates import label, refusal
 from benchmarks.kernelbench_suite import line_of, main as suite, reason_of
-from benchmarks.kernelbench_summary import GROUPS, lines_of
+from benchmarks.kernelbench_summary import GROUPS, lines_of, merged, place_of, table_of
 from benchmarks.shapes import table
 from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
@@ -164,6 +164,27 @@ def test_the_summary_of_the_suite_counts_by_group_what_is_known():
     assert "1 at 0.95 or more of the better of it and eager, 0 at 0.97" in lines
     assert "torch.compile's answer would be rejected: #24" in lines
     assert "without a file: #90" in lines and "not measured: #4, #5, #12" in lines
+
+
+def test_a_race_without_torch_compile_stands_beside_the_last_that_had_it():
+    def entry(speedup: float, day: int, compiled: float | None = None) -> dict:
+        interval = {"speedup": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
+        race = {"torch_compile": {"interval": {"speedup": compiled}}} if compiled else {}
+        return {"kind": "faster", "interval": interval, "device": "NVIDIA H200",
+                "date": f"2026-11-{day}", **race}  # fmt: skip
+
+    group = "level 1, neither product nor convolution"
+    entries = merged({"level1/23_A.py": entry(2.0, 1, 1.5)}, {"level1/23_A.py": entry(3.0, 2)})
+    for _ in range(2):  # also where the one before has it beside
+        by_place = {place_of(name): each for name, each in entries.items()}
+        row = "| #23 | 3.00x [2.90, 3.10] |  |  | 1.50x (ours 2.00x) | H200, 2026-11-2 |"
+        assert row in table_of(group, by_place)
+        lines = "\n".join(lines_of(group, by_place))
+        assert "geometric mean 3.00x" in lines
+        assert "raced with torch.compile: 1, ours 2.00x, torch.compile 1.50x" in lines
+        entries = merged(entries, {"level1/23_A.py": entry(3.0, 2)})
+    entries = merged(entries, {"level1/23_A.py": entry(4.0, 3, 1.6)})
+    assert "with_compile" not in entries["level1/23_A.py"]
 
 
 BRANCHING = """
