@@ -175,18 +175,19 @@ class Emulated(Taken):
             self.num_products += 1
             multiplied(*args)
 
-        plain = names[OURS]
+        plain = names["product_and_more_by_wgmma"]
 
-        def with_epilogue(*args, apart=None):
-            """Compute the epilogue by the kernel that it has besides."""
-            args, apart = (args[:9], args[11]) if len(args) > 9 else (args, apart)
+        def with_epilogue(*args, has_moments=False):
+            """Compute the epilogue by the kernel that it has besides; moments are not found."""
+            apart = args[11] if len(args) > 11 else None
             made = args[3] if apart is None else torch.empty_like(args[3])
-            plain(*args[:3], made, *args[4:])
+            plain(*args[:3], made, *args[4:9])
             if apart is not None:
                 apart(made)
 
         self.names = names
-        names |= {"cuda_code": counted, OURS: with_epilogue, "libdevice": Libdevice()}
+        names |= {"cuda_code": counted, "libdevice": Libdevice()}
+        names["product_and_more_by_wgmma"] = with_epilogue
         return operator
 
 

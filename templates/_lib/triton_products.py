@@ -47,44 +47,128 @@ def product_join_kernel(
     tl.store(out + place, total, mask=inside)
 
 
+@triton.jit
+def product_computed(
+    found, first, first_other, given, other, other_unit, own_bias, bias, out,
+    num_rows, num_others, end, row_apart, column_apart, other_row, other_column, out_row, out_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):
+    # In float32, what some of the rows `found`, behind how many these are, give with some of the
+    # others; with `other_unit` only those that have one. `own_bias` is added by row.
+    places = first + tl.arange(0, ROWS)
+    is_row = places < tl.load(found)
+    rows = tl.load(found + 1 + places, mask=is_row, other=num_rows)
+    others = first_other + tl.arange(0, COLUMNS)
+    inside = is_row[:, None] & (others < num_others)[None, :]
+    if other_unit is not None:
+        unit = tl.load(other_unit + others, mask=others < num_others, other=1.0)
+        inside &= (unit == unit)[None, :]
+    # Short sums in float32: one over all columns would be less exact than PyTorch's own.
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float64)
+    for start in range(0, end, DEPTH):
+        at = start + tl.arange(0, DEPTH)
+        a = product_rows(given, rows, at, num_rows, end, row_apart, column_apart)
+        b = product_rows(other, others, at, num_others, end, other_row, other_column)
+        total += tl.dot(a, tl.trans(b), input_precision="ieee").to(tl.float64)
+    if own_bias is not None:
+        total += tl.load(own_bias + rows, mask=is_row, other=0.0)[:, None]
+    if bias is not None:
+        total += tl.load(bias + others, mask=others < num_others, other=0.0)[None, :]
+    out += rows.to(tl.int64)[:, None] * out_row + others.to(tl.int64)[None, :] * out_column
+    tl.store(out, total.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def product_place(tile, num_found, num_others, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    # The first row and the first other one of a tile, and whether there is such a tile. Programs
+    # beside each other have rows and others that they share.
+    down, across = tl.cdiv(num_found, ROWS), tl.cdiv(num_others, COLUMNS)
+    group = tile // (8 * across)
+    height = tl.maximum(tl.minimum(down - group * 8, 8), 1)
+    place = tile % (8 * across)
+    return (group * 8 + place % height) * ROWS, place // height * COLUMNS, tile < down * across
+
+
 @launched
 @triton.jit(do_not_specialize=["num_rows"])
 def product_repair_kernel(
-    x, weight, x_unit, weight_unit, odd, out, num_rows, num_columns, depth, all_depth,
-    num_tiles, bias, x_batch, x_row, x_column, x_rows, weight_batch, weight_row, weight_column,
-    weight_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    x, weight, x_unit, weight_unit, odd, x_found, weight_found, out, num_rows, num_columns, depth,
+    all_depth, batches, bias, x_batch, x_row, x_column, x_rows,
+    weight_batch, weight_row, weight_column, weight_rows,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):
-    across = tl.cdiv(num_columns, COLUMNS)
-    each = tl.cdiv(num_rows, ROWS) * across
+    # What rows of x without a unit give, with all columns, and then what such columns give with
+    # all other rows.
+    of_rows = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_columns, COLUMNS)
+    of_columns = tl.cdiv(num_columns, ROWS) * tl.cdiv(num_rows, COLUMNS)
+    num_tiles = batches * (of_rows + of_columns)
     if tl.load(odd) == 0:
         num_tiles = 0
-    for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=1):
-        batch = (tile // each).to(tl.int64)
-        rows = (tile % each // across) * ROWS + tl.arange(0, ROWS)
-        columns = (tile % each % across) * COLUMNS + tl.arange(0, COLUMNS)
-        is_row, is_column = rows < num_rows, columns < num_columns
-        one = tl.load(x_unit + batch * x_rows + rows, mask=is_row, other=0.0)
-        other = tl.load(weight_unit + batch * weight_rows + columns, mask=is_column, other=0.0)
-        wants = (one != one)[:, None] | (other != other)[None, :]
-        if tl.max(tl.max(wants.to(tl.int32), axis=1), axis=0) > 0:
-            # Short sums in float32: one over all columns would be less exact than PyTorch's own.
-            total = tl.zeros([ROWS, COLUMNS], dtype=tl.float64)
-            end = depth
-            if all_depth is not None:
-                end = tl.minimum(depth, all_depth - batch * depth).to(tl.int32)
-            for first in range(0, end, DEPTH):
-                at = first + tl.arange(0, DEPTH)
-                a = product_rows(x + batch * x_batch, rows, at, num_rows, end, x_row, x_column)
-                b = product_rows(
-                    weight + batch * weight_batch, columns, at, num_columns, end,
-                    weight_row, weight_column,
+    for number in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=1):
+        batch, tile = (number // (of_rows + of_columns)).to(tl.int64), number % (of_rows + of_columns)
+        end = depth
+        if all_depth is not None:
+            end = tl.minimum(depth, all_depth - batch * depth).to(tl.int32)
+        # Of what all batches share there is one list.
+        rows_found = x_found + tl.where(x_rows == 0, 0, batch * (num_rows + 1))
+        columns_found = weight_found + tl.where(weight_rows == 0, 0, batch * (num_columns + 1))
+        into = out + batch * num_rows * num_columns
+        if tile < of_rows:
+            row, column, is_tile = product_place(
+                tile, tl.load(rows_found), num_columns, ROWS, COLUMNS
+            )
+            if is_tile:
+                product_computed(
+                    rows_found, row, column, x + batch * x_batch, weight + batch * weight_batch,
+                    None, None, bias, into, num_rows, num_columns, end,
+                    x_row, x_column, weight_row, weight_column, num_columns, 1,
+                    ROWS, COLUMNS, DEPTH,
                 )
-                total += tl.dot(a, tl.trans(b), input_precision="ieee").to(tl.float64)
-            if bias is not None:
-                total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
-            place = (batch * num_rows + rows)[:, None] * num_columns + columns[None, :]
-            inside = wants & is_row[:, None] & is_column[None, :]
-            tl.store(out + place, total.to(tl.float32), mask=inside)
+        else:
+            column, row, is_tile = product_place(
+                tile - of_rows, tl.load(columns_found), num_rows, ROWS, COLUMNS
+            )
+            if is_tile:
+                product_computed(
+                    columns_found, column, row, weight + batch * weight_batch, x + batch * x_batch,
+                    x_unit + batch * x_rows, bias, None, into, num_columns, num_rows, end,
+                    weight_row, weight_column, x_row, x_column, 1, num_columns,
+                    ROWS, COLUMNS, DEPTH,
+                )
+
+
+@triton.jit
+def product_listed(unit, found, num_rows, ROWS: tl.constexpr):
+    # How many rows have no unit, and which.
+    count = tl.zeros([], dtype=tl.int32)
+    for first in range(0, num_rows, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        own = tl.load(unit + rows, mask=rows < num_rows, other=1.0)
+        is_odd = (own != own).to(tl.int32)
+        places = found + count + tl.cumsum(is_odd, axis=0)
+        tl.store(places, rows, mask=is_odd > 0)
+        count += tl.sum(is_odd, axis=0)
+    tl.store(found, count)
+
+
+@launched
+@triton.jit(do_not_specialize=["num_rows", "num_columns", "x_batches"])
+def product_list_kernel(
+    x_unit, weight_unit, odd, x_found, weight_found, num_rows, num_columns, x_batches,
+    ROWS: tl.constexpr,
+):
+    if tl.load(odd) != 0:
+        batch = tl.program_id(0).to(tl.int64)
+        if batch < x_batches:
+            product_listed(
+                x_unit + batch * num_rows, x_found + batch * (num_rows + 1), num_rows, ROWS
+            )
+        else:
+            batch -= x_batches
+            product_listed(
+                weight_unit + batch * num_columns, weight_found + batch * (num_columns + 1),
+                num_columns, ROWS,
+            )
 
 
 @triton.jit
@@ -173,7 +257,8 @@ def product_wide_kernel(
 
 def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
     # Writes what rows and columns with a unit of NaN give, and nothing else; `cut` as where x and
-    # weight are split. A program looks at many tiles, or at none where nothing is odd.
+    # weight are split. These are listed first: the time is theirs alone, and little where nothing
+    # is odd.
     x, weight = (t.view(-1, *t.shape[-2:]) for t in (x, weight))
     num_rows, num_columns, depth = x.shape[1], weight.shape[1], x.shape[2]
     batches = ceil_div(depth, cut) if cut else max(len(x), len(weight))
@@ -191,9 +276,19 @@ def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
     product_wide_kernel[(min(blocks, PROGRAMS),)](
         *operands, *sizes, batches, *strides, ROWS=16, COLUMNS=128, num_warps=4
     )
-    tiles = batches * ceil_div(num_rows, 32) * ceil_div(num_columns, 32)
-    product_repair_kernel[(min(tiles, PROGRAMS),)](
-        *operands, out, *sizes, tiles, bias, *strides, ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4
+    x_batches, weight_batches = len(x_unit) // num_rows, len(weight_unit) // num_columns
+    found = torch.empty(
+        x_batches * (num_rows + 1) + weight_batches * (num_columns + 1),
+        dtype=torch.int32, device=x.device,
+    )
+    lists = found, found[x_batches * (num_rows + 1) :]
+    product_list_kernel[(x_batches + weight_batches,)](
+        x_unit, weight_unit, odd, *lists, num_rows, num_columns, x_batches, ROWS=1024, num_warps=4
+    )
+    tiles = ceil_div(num_rows, 64) * ceil_div(num_columns, 64)
+    product_repair_kernel[(min(2 * batches * tiles, PROGRAMS),)](
+        *operands, *lists, out, *sizes, batches, bias, *strides,
+        ROWS=64, COLUMNS=64, DEPTH=16, num_warps=4,
     )
 
 

@@ -207,16 +207,18 @@ class replayed:
     def __call__(self, *arguments):
         if not (REPLAYS and LAUNCHES_AT_ONCE) or LAUNCH_RECORDING.recorder is not None:
             return self.function(*arguments)
-        form, pointers = [torch.cuda.current_device()], []
+        form, pointers = [], []
         for given in arguments:
             if isinstance(given, torch.Tensor):
+                if not pointers and given.device.type != REPLAY_DEVICE:  # as where it is interpreted
+                    return self.function(*arguments)
                 pointers.append(given.data_ptr())
                 form += given.dtype, given.shape, given.stride(), pointers[-1] % 16
             elif type(given) in REPLAY_PLAIN:
                 form.append(given)
             else:  # such as what a product has found for what is behind it
                 return self.function(*arguments)
-        form = tuple(form)
+        form = torch.cuda.current_device(), *form
         replay = self.replays.get(form, self)
         if replay is self:
             return self.watched(form, arguments)
