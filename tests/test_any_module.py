@@ -1034,3 +1034,39 @@ def test_a_file_that_cannot_be_tuned_says_why(tmp_path):
     said = tune("product.py", cwd=tmp_path)
     assert said.code == 0 and "nothing to generate: the forward is 2 calls of" in said.out, said
     assert tune("absent.py", cwd=tmp_path).err.startswith("error: absent.py: no such file")
+
+
+NAMED = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.{state} = nn.Parameter(torch.ones(40))
+
+    def forward(self, x, {name}):
+        return torch.softmax(x * {name} + self.{state}, -1)
+
+
+def get_inputs():
+    return [torch.randn(6, 40), torch.randn(6, 40)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("name", ["keep", "template", "max", "guard", "block_rows", "programs"])
+def test_a_users_names_may_be_ones_of_ours(name, tmp_path):
+    """Of parameters of templates, and words that texts keep for themselves."""
+    for given, state in ((name, "w"), ("other", name)):
+        folder = tmp_path / given
+        folder.mkdir()
+        _, made = derive(folder, "named", NAMED.format(name=given, state=state))
+        family = load_family(made.name, [made.folder])
+        for template, device in (("nest", "cpu"), ("nest_triton", "H200")):
+            facts = FACTS if device == "cpu" else known_device(device).facts()
+            assert family.render({"template": template}, facts).source

@@ -1158,3 +1158,52 @@ def test_steps_on_a_gpu_follow_the_stream_and_differentiate_twice(tmp_path):
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
     # Of the second derivatives one way goes through the first ones' kernels.
     assert taken.num_calls == 3
+
+
+# What forward returns, its inputs, and of how many of them gradients are in one memory at first.
+SAME = {
+    "a result and its input": ("return torch.tanh(x + 1), x + 1", "torch.randn(6, 40)"),
+    "two inputs": (
+        "return torch.tanh(x + y) * torch.sigmoid(x + y)",
+        "torch.randn(6, 40), torch.randn(6, 40)",
+    ),
+    "two inputs of a result": (
+        "return torch.tanh(x + y), x + y", "torch.randn(6, 40), torch.randn(6, 40)"
+    ),
+    "of columns": (
+        "return torch.tanh(x + y[:, None]), x + y[:, None]", "torch.randn(6, 40), torch.randn(6)"
+    ),
+    "through products": (
+        "return self.a(x + y), x + y", "torch.randn(6, 40), torch.randn(6, 40)"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_equal_gradients_are_added_up_apart(name, tmp_path):
+    """PyTorch adds them up in the first that it gets, unless something else has that, too."""
+    forward, inputs = SAME[name]
+    names = "x, y" if inputs.count("randn") > 1 else "x"
+    init = "self.a = nn.Linear(40, 40)" if "self.a" in forward else "..."
+    text = TEXT.format(init=init, forward=forward, inputs=inputs, names=names)
+    taken = Taken(tmp_path, "same", text)
+    found, num_places = [], []
+    for model in (taken.mine, taken.own):
+        leaves = [leaves_of(taken.inputs(seed)) for seed in (1, 2)]
+        for _ in range(2):
+            results = [model(*each) for each in leaves]
+            results = [r if isinstance(r, tuple) else (r,) for r in results]
+            sum((a + b).pow(2).sum() for a, b in zip(*results, strict=True)).backward()
+            leaves[0][0].grad.mul_(0.5)  # as a clipping of its own
+        result = model(*leaves[0])
+        result = result[-1] if isinstance(result, tuple) else result
+        incoming = torch.ones_like(result)
+        every = [x for each in leaves for x in each]
+        found.append([x.grad.clone() for x in every])
+        for x in every:
+            x.grad = None
+        result.backward(incoming)
+        num_places.append(len({t.data_ptr() for t in (incoming, *(x.grad for x in leaves[0]))}))
+    assert taken.num_calls
+    torch.testing.assert_close(*found)
+    assert num_places[0] == len(leaves[0]) + 1 >= num_places[1]

@@ -175,6 +175,38 @@ def test_a_copy_shares_nothing_of_its_original_that_is_empty_yet():
     assert torch.equal(other(x), torch.zeros(3)) and model(x).shape == (1, 3)
 
 
+SHIFTED = reference("x: x + 1", "torch.randn(40, 24)")
+VIEWED = reference("x: x.view(20, 48)", "torch.randn(40, 24)")
+
+
+def test_a_gradient_is_not_in_the_memory_of_what_came_in(tmp_path):
+    """PyTorch adds up in the first that it gets: two calls whose results are added share it."""
+
+    class HandsOn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x + 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.view(grad.shape)  # what nobody else has is not copied
+
+    problem = load_reference(tmp_path, SHIFTED)
+
+    class Contender(problem.module.Model):
+        def forward(self, x):
+            return HandsOn.apply(x)
+
+    modes, traits = modes_of(problem, "cpu"), traits_of(problem, problem.make_model(0), "cpu")
+    probes = thorough_probes(1, problem.num_rows(), modes=modes, traits=traits)
+    asked = [expected(problem, p, FLOAT32) for p in probes if p.name == "gradients added up"]
+    (reason,) = reasons(Contender, problem, asked)
+    assert "the gradients of what comes to output 0 and input 0 share memory" in reason
+    assert reasons(problem.module.Model, problem, asked) == []
+    # A view's own backward hands it on.
+    assert found_in(tmp_path, VIEWED, "gradients added up", range(2)) == []
+
+
 DIVIDED = reference(
     "x: self.divided(torch.sigmoid(x) * 0 + 0.1)", "torch.randn(40, 24)", "2.0",
     """    def __init__(self, by):

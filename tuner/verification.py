@@ -261,12 +261,12 @@ class Verification:
 
     def _verdict_ahead(self, file: ExportFile) -> Check:
         """Put all probes to a file; where one rejects it, begin with a spare in its place."""
-        check = self._verdict(file)
-        if not check.is_accepted and self.checks_ahead and self.spares:
-            spare = self.spares.pop(0)
-            if spare.trial not in self.ahead and not self._known(spare):
-                with contextlib.suppress(RuntimeError):  # all is being shut down
-                    self.ahead[spare.trial] = self.checks_ahead.submit(self._verdict_ahead, spare)
+        ahead, check = self.ahead, self._verdict(file)  # another, where PyTorch's steps are next
+        if not check.is_accepted and self.checks_ahead:
+            with contextlib.suppress(IndexError, RuntimeError):  # none is left; all is shut down
+                spare = self.spares.pop(0)
+                if spare.trial not in ahead and not self._known(spare):
+                    ahead[spare.trial] = self.checks_ahead.submit(self._verdict_ahead, spare)
         return check
 
     def _check(self, file: ExportFile) -> Finalist:

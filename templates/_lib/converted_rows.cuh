@@ -55,11 +55,8 @@ __device__ __forceinline__ Pair split(float first, float second) {
 }
 
 // A thread of a product has four numbers beside each other of 16, where an instruction's left
-// operand has two and, 8 behind, two. So a row's halves lie in this order; this is the place of an
-// even number and the next.
-__device__ __forceinline__ int half_place(int k) {
-  return k / 16 * 16 + k % 4 / 2 * 8 + k % 16 / 4 * 2;
-}
+// operand has two and, 8 behind, two. So a row's halves lie in this order: an even number k and the
+// next at k / 16 * 16 + k % 4 / 2 * 8 + k % 16 / 4 * 2.
 
 // ---- where a thread's numbers of the weight are ---------------------------------------------
 

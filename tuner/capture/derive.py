@@ -43,6 +43,7 @@ from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
 from tuner.errors import InputError
+from tuner.space.reserved import refusal_of
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
@@ -67,8 +68,13 @@ _NEEDED = {
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
-FORMAT = 90  # of what is written; part of the key
+FORMAT = 91  # of what is written; part of the key
+# Parameters of templates that a search leaves as they are.
+_FIXED = (
+    "max_threads", "product_epilogue", "product_raster", "product_weight", "programs", "width",
+)  # fmt: skip
 _RESERVED = {
+    *_VARIED, *_FIXED,
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
     "batch", "chunk", *RESERVED,
@@ -311,7 +317,9 @@ def _names(
         values += [*call.reads, call.name]
     names = dict(known or {})
     for value in [value for value in dict.fromkeys(values) if value not in names]:
-        base = identifier(value) + ("_v" if identifier(value) in _RESERVED else "")
+        base = identifier(value)
+        if base in _RESERVED or refusal_of(base, {}):
+            base += "_v"
         base += "" if value in given else more
         names[value] = base if base not in names.values() else f"{base}_{len(names)}"
     return names

@@ -9,8 +9,8 @@ from itertools import compress
 
 from tuner.capture.autograd_leaves import ending_at
 from tuner.capture.by_reference import BY_REFERENCE
+from tuner.capture.gradients_text import COPIED, gradients_text
 from tuner.capture.graph import Graph, live
-from tuner.capture.index_space import viewed
 from tuner.capture.module_text import (
     argument_of,
     given_in_step,
@@ -119,7 +119,7 @@ def step_text(
         places=[each.place for each in joint.backwards],
         sources=[list(each.sources) for each in joint.backwards],
         by_leaves=by_leaves,
-        backwards=backwards,
+        backwards=(COPIED if "copied_for(" in backwards else "") + backwards,
         functions=", ".join(f"gradients_{number}" for number in range(len(own_reads))),
         first=FIRST,
         num_results=joint.num_results,
@@ -169,16 +169,8 @@ def _backward_text(
             arguments = _arguments(graph, asked, each.stages, known, batch)
             lines.append(f"made = fused_{called[id(each)]}({arguments})")
 
-        def gradient(name: str) -> str:
-            is_coming = viewed(asked, name).name == each.of.incoming
-            source = coming if is_coming else made[name]
-            return source if name in done else result_of(asked, name, source, is_own=not is_coming)
-
-        found = [each.of.gradient_of.get(name) for name in leaves] + [*each.of.of_sources]
-        texts = [
-            f"{gradient(name)} if ctx.needs_input_grad[{i}] else None" if name else "None"
-            for i, name in enumerate(found, FIRST)
-        ]
+        before, texts = gradients_text(each, FIRST, leaves, values, coming, made, done, is_whole)
+        lines += before
         lines += ["return (", *(f"    {text}," for text in texts), ")"]
         return "".join(f"{indent}{line}\n" for line in lines)
 

@@ -218,7 +218,11 @@ def accumulated(
     """
     import torch
 
-    memory: dict[int, str] = {}
+    memory = {
+        tensors[f"grad.{k}"].untyped_storage().data_ptr(): f"what comes to output {k}"
+        for k, _ in enumerate(outputs[0])
+        if f"grad.{k}" in tensors
+    }
     both = {name: leaf for each in leaves for name, leaf in each.items()}
     for results in outputs:
         pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(results) if y.requires_grad]

@@ -144,7 +144,7 @@ def played(
     checksums = {} if is_exact else checksums_of(history.model, values)  # nobody's in float64
     try:
         if script.accumulates:
-            grads = accumulated(leaves, earlier, tensors, script.first_place)
+            grads = accumulated(leaves, earlier, tensors, script.first_place, said)
             answers.update((f"grad0.{name}", grad) for name, grad in grads.items())
         else:
             for k, call in enumerate(script.backward):

@@ -124,6 +124,7 @@ class Dispatch:
         self._waiting: deque[_Task] = deque()
         self._alone_since_s = time.monotonic()
         self._is_closed = self._is_left = False
+        self._why_closed: Exception = DeviceError("the fleet is closed")
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="fleet", daemon=True)
         self._thread.start()
@@ -182,7 +183,7 @@ class Dispatch:
                 self._run, self.epoch, self._number, 0, device, name, payload, files or {}, limit_s
             )
             if self._is_closed:
-                future.set_exception(DeviceError("the fleet is closed"))
+                future.set_exception(self._why_closed)
             else:
                 self._waiting.append(_Task(job, future, device))
                 self._assign()
@@ -209,6 +210,8 @@ class Dispatch:
 
     def _end(self, error: Exception) -> None:
         with self._change:
+            if not self._is_closed:
+                self._why_closed = error
             self._is_closed = True
             left = [*self._waiting, *(t for d in self._devices.values() for t in d.tasks)]
             self._waiting.clear()

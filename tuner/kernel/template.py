@@ -14,7 +14,7 @@ from pathlib import Path
 from tuner.config.document import Document
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
 from tuner.kernel.declared import DefaultHead, Head, OpFile, ParameterHead, StepHead
-from tuner.kernel.head import FLOAT_ARGUMENTS, FREE_NAMES, read_head, refuse
+from tuner.kernel.head import FLOAT_ARGUMENTS, read_head, refuse
 from tuner.kernel.operands import names_in
 from tuner.kernel.places import places_of
 from tuner.kernel.rendering import free_variables, rendered
@@ -22,6 +22,7 @@ from tuner.kernel.shared_heads import with_names
 from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.space.constraints import Constraint
 from tuner.space.expression import Expression
+from tuner.space.reserved import FREE_NAMES
 from tuner.trial import Language, Params, Value
 
 __all__ = ["Signature", "Template", "load_template"]

@@ -38,7 +38,7 @@ from typing import Any
 from tuner.errors import ToolchainError, TunerError
 from tuner.kernel.binding import AT_ONCE, CUDA_CODE, bind
 from tuner.kernel.compiler_words import hash_code, last_line, parse_resources
-from tuner.machine.forks import called_in_forks
+from tuner.machine.forks import called_in_forks, end_at_once
 from tuner.machine.forkserver import die_with
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
@@ -391,9 +391,7 @@ def compile_in(arguments: list[str], parent_pid: int) -> None:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)  # Python's own end would take PyTorch apart object by object
+    end_at_once(code)  # Python's own end would take PyTorch apart object by object
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tuner.machine.forkserver import die_with
 
-__all__ = ["called_in_forks"]
+__all__ = ["called_in_forks", "end_at_once"]
 
 T = TypeVar("T")
 
@@ -38,9 +38,11 @@ def called_in_forks(
         ChildProcessError: a function raised, or ended its fork. Where that was killed, so is this
             process, by the same signal.
     """
-    forks = [_forked(call) for call in calls]
+    forks: list[_Fork | None] = []
     found: list[T] = []
     try:
+        for call in calls:
+            forks.append(_forked(call))
         for call, fork in zip(calls, forks, strict=True):
             found.append(call() if fork is None else _answer_of(fork))
             if is_last(found[-1]):
@@ -72,11 +74,18 @@ def _forked(call: Callable[[], object]) -> _Fork | None:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            end_at_once(code)
     os.close(theirs)
     return _Fork(pid, ours)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End a fork, with what it has printed but without Python's own end."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # whatever: what comes next is its parent's
+        os._exit(code)
 
 
 def _answer_of(fork: _Fork) -> Any:
