@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import tune
 from cpu_machine import FACTS
 
@@ -85,6 +86,23 @@ def test_it_is_tuned_as_it_was_written(folder):
     said = tune("--config", "mine_by_hand/mine_forward.yaml", "--dry-run", cwd=folder)
     assert said.code == 0 and "task cumsum: one nest" in said.out, said.err
     assert "a step of training takes kernels of its own for gradients" in said.out
+
+
+def test_what_was_generated_competes_and_what_nothing_is_feasible_of_is_named(folder, tmp_path):
+    """Values of parameters that a left out template alone has may stay in the config."""
+    config = yaml.safe_load((folder / "mine_by_hand" / "mine_forward.yaml").read_text())
+    assert "num_warps" in config["space"]
+    config["space"]["template"] = ["cumsum", "nest"]
+    config["problem"]["templates"] = [str(folder / "mine_by_hand")]
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump(config))
+    planned = plan(load_config(path, {"device": "cpu"}))
+    assert {*planned.space.count_by("template")} == {"cumsum", "nest"} and not planned.warnings
+    config["constraints"] = [{"expr": "template != 'cumsum'", "why": "a test"}]
+    path.write_text(yaml.safe_dump(config))
+    said = tune("--config", path, "--dry-run", "--device", "cpu", cwd=folder)
+    assert "warning: no configuration of template 'cumsum' is feasible" in said.out, said.err
+    assert "  cumsum: 0\n" in said.out
 
 
 def test_the_tasks_are_those_that_a_dry_run_shows(folder):

@@ -166,7 +166,7 @@ def derive_operator(
     except NothingToGenerate as error:
         raise NothingToGainError(f"{path}: {error}", {}) from error
     except NotOneNest as error:
-        by_hand = "write the operator by hand (docs/architecture.md), or tune a part of it"
+        by_hand = "write the operator by hand (CONTRIBUTING.md), or tune a part of it"
         advice = "" if "\n  next: " in str(error) else f"\n  next: {by_hand}"
         raise InputError(f"{of_user}: {error}{advice}") from error
 
@@ -208,7 +208,8 @@ def derive_config(
         raise InputError(
             f"{path}: problem: expected a module, mode, rewrites, match and sizes; "
             f"got {more or problem}\n"
-            "  next: templates are generated"
+            "  next: leave the rest out, for a module's templates are generated; or name an op "
+            "without a module"
         )
     sizes = problem.get("sizes") or {}
     if not isinstance(sizes, dict) or sizes.keys() - {ROWS}:

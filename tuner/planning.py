@@ -206,11 +206,13 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     facts: dict[str, Value] = dict(device.facts())
     heads = [item for t in names for item in family.templates[t].parameters.items()]
     used = {name for name, _ in heads}
+    unused = {p for template in family.templates.values() for p in template.parameters} - used
     check_names(
         config,
         sizes=list(sizes),
         facts=list(facts),
         parameters=sorted(used),
+        unused=unused,
         renamed={head.was: name for name, head in heads if head.was},
     )
     constraints = [*family.constraints(names, varied), *config.constraints]
@@ -226,6 +228,13 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     # What we have written ourselves is as it says; to look takes half a second.
     if not family.model_file.is_relative_to(modules_folder()):
         warnings += _checked_texts(defaults, family, facts)
+        own = [
+            n for n in names if (family.templates[n].language == "cpp") is (device.kind == "cpu")
+        ]
+        empty = [name for name in own if name not in space.count_by("template")]
+        warnings += [
+            f"no configuration of template {n!r} is feasible; a search has none" for n in empty
+        ]
     return Planned(
         config, family, device, is_assumed, sizes, facts, machine, space, defaults, reference,
         screening, warnings, _outline(config, family), num_rows, constraints,

@@ -83,7 +83,9 @@ def print_plan(
     Of a module's operator also its graph, what could be gained, and where `sources` stand.
     """
     space, candidate = planned.space, planned.example()
-    by_template = {str(name): count for name, count in space.count_by("template").items()}
+    counts = space.count_by("template")
+    (listed,) = (p.values for p in space.parameters if p.name == "template")
+    by_template = {str(name): counts.get(name, 0) for name in listed}
     rejected = {why: count for why, count in space.rejections.items() if count}
     if is_json:
         of_module = {"graph": planned.outline, "gain": gain and gain.data, "sources": sources}

@@ -98,7 +98,7 @@ def _chosen(stages: Stages, task: str | None, module: Path) -> tuple[int, Nest]:
     if not known:
         raise InputError(
             f"{module}: its forward is PyTorch's own products alone, and a stub stands beside a "
-            "loop nest\n  next: write an operator's folder (docs/architecture.md)"
+            "loop nest\n  next: write an operator's folder (CONTRIBUTING.md)"
         )
     listed = f"expected one of {', '.join(known)}"
     if task is None:

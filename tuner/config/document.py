@@ -299,7 +299,9 @@ def _report_item(document: Document, model: type[BaseModel], item: Any) -> None:
             data = data[part] if is_there else None
     place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts).lstrip(".")
     if kind == "missing":
-        document.report(place, "missing")
+        field = _model_at(model, parts[:-1]).model_fields.get(str(parts[-1]))
+        expected = field.description if field is not None else None
+        document.report(place, "missing" + (f"\n  expected: {expected}" if expected else ""))
     elif kind == "extra_forbidden":
         key, known = str(parts[-1]), keys_of(_model_at(model, parts[:-1]))
         document.report(place, with_known(f"unknown key {key!r}", key, known))

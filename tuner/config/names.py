@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tuner.config.run_config import RunConfig
 from tuner.errors import ConfigError, did_you_mean
@@ -40,6 +40,7 @@ def check_names(
     facts: Sequence[str],
     parameters: Sequence[str],
     renamed: Mapping[str, str],
+    unused: Collection[str] = (),
 ) -> None:
     """Check every name of the config.
 
@@ -49,6 +50,7 @@ def check_names(
         facts: names of the device's facts; those of another kind of device are known as well.
         parameters: names that the templates in use have as parameters.
         renamed: what parameters were called by earlier releases, and are called now.
+        unused: parameters of templates that the config leaves out, whose values it may keep.
 
     Raises:
         ConfigError: with every unknown size, parameter, and name in a `when` or constraint.
@@ -68,7 +70,7 @@ def check_names(
             report(f"problem.sizes.{name}", unknown_name(name, sizes))
     declared = [parameter.name for parameter in config.space]
     for name in declared:
-        if name not in parameters and name != "template":
+        if name not in (*parameters, *unused, "template"):
             message = unknown(name, parameters)
             report(f"space.{name}", message.replace("unknown name", "no template uses", 1))
     known = [*declared, *(["template"] if "template" not in declared else []), *sizes, *facts]

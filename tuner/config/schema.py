@@ -108,7 +108,9 @@ class ProblemSection(Section):
     `mode` is that of the module: as its constructor leaves it, or training or eval mode.
     """
 
-    op: Annotated[StrictStr, AfterValidator(_op)]
+    op: Annotated[StrictStr, AfterValidator(_op)] = Field(
+        description="the name of an operator; or, in its place, module: FILE.py"
+    )
     reference: Path | None = None
     sizes: dict[StrictStr, Annotated[StrictInt, Field(gt=0, lt=2**63)]] = {}
     templates: tuple[Path, ...] = ()

@@ -100,7 +100,7 @@ class Producer:
             found = [n for n, value in module.items() if isinstance(value, type)]
             raise ProblemError(
                 f"{file}: no class ModelNew\n  got: {', '.join(found) or 'no class'}\n"
-                "  next: name the class that stands for the reference's Model ModelNew"
+                "  next: call the class that replaces the reference's `Model` `ModelNew`"
             )
         of = file or "model_new.py"
         unpacked(init_inputs, module, of)  # or it says now why not

@@ -201,7 +201,8 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         known = family_names(folders)
         raise TemplateError(
             f"unknown operator {name!r}: no folder {name}/op.yaml\n  known: {', '.join(known)}\n"
-            f"  {did_you_mean(name, known) or 'looked in: ' + ', '.join(map(str, roots))}"
+            + "".join(f"  {hint}\n" for hint in [did_you_mean(name, known)] if hint)
+            + f"  looked in: {', '.join(map(str, roots))}"
         )
     files: dict[str, Path] = {}
     for home in reversed(homes):  # the user's own files win
