@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tuner.capture.rows_text import with_rows
-from tuner.evaluate.modules import imported, module_of
+from tuner.capture.step_text import without_steps
+from tuner.evaluate.modules import arguments_for, imported, module_of
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 OPERATORS = ("fused_op", "fused_kept", "fused_gradients", "fused_weight_gradients")
@@ -287,6 +288,13 @@ def test_a_module_is_traced_symbolically(either_gate):
         return torch.fx.symbolic_trace(model)(*inputs).detach()
 
     assert_same(either_gate, ask)
+    # With PyTorch's steps the module itself asks who wants gradients.
+    given = {name: value for name, value in either_gate.module.items() if name[:6] == "fused_"}
+    module = module_of(without_steps(either_gate.family.model_new))
+    module.update(given)
+    plain = module["ModelNew"](*arguments_for(either_gate.problem, module, "model_new.py"))
+    plain.load_state_dict(either_gate.own.state_dict())
+    torch.testing.assert_close(ask(plain), ask(either_gate.own))
 
 
 @pytest.mark.parametrize("strict", [False, True])

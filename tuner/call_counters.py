@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from tuner.config.run_config import config_of
 from tuner.errors import InputError
@@ -30,7 +31,8 @@ def count_calls(run: Run) -> None:
     export = export if export.is_file() else run.export_path  # of a run that was moved
     if not export.is_file():
         raise InputError(
-            f"{run.path}: no exported file to count\n  next: end the run: tune --resume {run.path}"
+            f"{run.path}: no exported file to count\n"
+            f"  next: end the run: tune --resume {quote(str(run.path))}"
         )
     kind = run.environment().device.get("kind")
     if kind != "cuda":

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
+from shlex import quote
 
 from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, ways_in, with_rows
@@ -308,7 +309,7 @@ def ways_of(model_new: str, candidate: Candidate) -> tuple[Way, ...]:
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:
     """Return a file of the reference's own modules, in place of a winner that is slower."""
     assert slower.least is not None
-    again = f"tune export {run_path} --trial {slower.trial}"
+    again = f"tune export {quote(str(run_path))} --trial {slower.trial}"
     lines = [
         f"The best kernel, trial {slower.trial}: {slower.least_words}{_in_mode(planned)}",
         f"To see it: {again}",
@@ -367,7 +368,7 @@ def provenance(
                 for p in raced.check.probes[:3]
             ),
         ]
-    return [*lines, f"  to reproduce: tune export {run_path} --trial {number}"]
+    return [*lines, f"  to reproduce: tune export {quote(str(run_path))} --trial {number}"]
 
 
 def _speed_lines(raced: Finalist) -> list[str]:

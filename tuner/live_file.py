@@ -96,9 +96,10 @@ def require_live(module: Any, inputs: Any) -> str:
             "  next: put the call under `if __name__ == '__main__':`"
         )
     if not isinstance(inputs, (list, tuple)) or not inputs:
+        got = "an empty one" if isinstance(inputs, (list, tuple)) else _word(inputs)
         raise InputError(
-            f"{where}: inputs: expected a list or tuple of the tensors of one call, got "
-            f"{_word(inputs)}\n  next: tune(module, (x,))"
+            f"{where}: inputs: expected a list or tuple of the tensors of one call, got {got}\n"
+            "  next: tune(module, (x,))"
         )
     for number, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):

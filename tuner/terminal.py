@@ -329,7 +329,11 @@ def watching(
 
 def go_on(run: Run | None) -> str:
     """Say how to go on with an interrupted run, if there is one yet."""
-    return f"interrupted\n  next: tune --resume {run.path}" if run else "interrupted"
+    return (
+        f"interrupted\n  next: tune --resume {shlex.quote(str(run.path))}"
+        if run
+        else "interrupted"
+    )
 
 
 @contextmanager

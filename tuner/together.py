@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, with_rows
@@ -150,7 +151,7 @@ def file_of(
         return [
             *_sizes_words(tuned, kernels, entry),
             *provenance(planned, toolchain, first.number, entry, run_path)[:-1],
-            f"  to reproduce: tune --resume {run_path}",
+            f"  to reproduce: tune --resume {quote(str(run_path))}",
         ]
 
     of_file = replace(planned, family=family)

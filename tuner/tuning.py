@@ -373,7 +373,8 @@ def resume(
         if not further or should_stop():
             return run
         if name := followed(run):
-            observer.on_stage(f"the next size was begun: tune --resume {path.parent / name}")
+            again = shlex.quote(str(path.parent / name))
+            observer.on_stage(f"the next size was begun: tune --resume {again}")
             return run
         overrides = {**environment.overrides, **given}
         sessions = _Sessions(

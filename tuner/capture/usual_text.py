@@ -244,8 +244,9 @@ def is_trained(module):
 
 
 def wants_gradients(tensors):
-    # Numbers among them have none.
-    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+    # Numbers among them have none; of what stands for one as it is traced it is not known.
+    wanted = [getattr(x, "requires_grad", False) is True for x in tensors]
+    return torch.is_grad_enabled() and any(wanted)
 
 
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from shlex import quote
 
 from tuner.records import SET_ASIDE
 from tuner.review.formatting import number_words, percent_words, us_words
@@ -109,7 +110,7 @@ def _advice_on_state(run_data: RunData) -> list[Advice]:
         remedy = "read its reason; a fault that all share is mostly one of model_new.py"
         found.append(Advice("every trial that was put to the full check was rejected", remedy))
     elif run_data.result is None:
-        again = f"tune --resume {run_data.run.path}"
+        again = f"tune --resume {quote(str(run_data.run.path))}"
         text = "the run is not finished: no finalist was verified"
         found.append(Advice(text, again))
     if run_data.result is not None and run_data.best is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Literal
 
 from tuner.by_batch import ELSEWHERE
@@ -196,7 +197,7 @@ def summary_of(run_data: RunData) -> Summary:
         rows=_rows_words(result, finalist),
         export_path=export_path,
         reproduce=environment.command,
-        export_command=f"tune export {run_data.run.path}",
+        export_command=f"tune export {quote(str(run_data.run.path))}",
         warnings=tuple(advice_of(run_data, interval, noise)),
     )
 
