@@ -8,8 +8,8 @@ several files the last one counts; where torch.compile was not in its race, the 
 it is kept beside it (`with_compile`). Prints, for each group, how many problems are known, the
 geometric mean of the exported files' speed-ups over PyTorch eager (1 where nothing was to be
 gained), the least of them, both on normal random inputs and of a step of training as well where
-these were raced, and beside torch.compile, in races that had both, how many files are at least 0.95 and 0.97 times as fast as the better of it and eager. Problems
-that are not measured, not counted by algebra, or without a file are named. `--table` prints each
+these were raced, and beside torch.compile, in races that had both, how many files are at least 0.95
+and 0.97 times as fast as the better of it and eager. Problems that are not measured, not counted by algebra, or without a file are named. `--table` prints each
 group's files as a table in Markdown besides.
 
 `kernelbench_results.json` holds the last known entry of each problem, with its device and day, and
@@ -65,7 +65,7 @@ def speedup_of(entry: Mapping[str, Any]) -> float | None:
 def merged(
     old: Mapping[str, dict[str, Any]], new: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the entries of both, a problem's new one beside the old one's race with torch.compile."""
+    """Return all entries: a problem's new one, with the old one's race with torch.compile."""
     entries = dict(old)
     for name, entry in new.items():
         known = with_compile(entries.get(name, {}))
@@ -77,7 +77,7 @@ def merged(
 
 
 def with_compile(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the last race that had torch.compile: the entry's own or an earlier one; empty: none."""
+    """Return the last race with torch.compile, the entry's own or an earlier one; {} for none."""
     return entry if entry.get("torch_compile") else entry.get("with_compile", {})
 
 

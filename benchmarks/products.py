@@ -1,7 +1,7 @@
 """Time the kernels that make float32 products from float16 halves, by way and tile, beside eager.
 
     python -m benchmarks.products [--sizes 1024x8192x8192] [--files A.py,B.py]
-        [--tiles split:256:64:1,converted:256:64:1] [--limit-s 300] [--json OUT]
+        [--tiles split:256:64:1,converted:256:64:1] [--wide 0.01] [--limit-s 300] [--json OUT]
 
 Sizes are rows x columns x terms of each sum; each product is a Linear with a ReLU behind it. Files
 are modules in KernelBench's format with products of float32.
@@ -10,12 +10,15 @@ kernel, by PyTorch's profiler (they may overlap: one that waits for another coun
 host's are of a call whose kernels are not waited for. Errors are rms against float64, of 64 rows,
 relative to the result's. The weight is split in memory before, or converted by the product's own
 kernel; tiles are `product_n`, `product_k` and `product_cluster`.
+With `--wide`, that share of the rows of a size's input has numbers over 60 powers of two, and half
+of the weight is zero: what float16 loses of such rows would show, so they are computed in float32.
 Configurations are compiled side by side first. Needs an NVIDIA GPU of capability 9.0 and nvcc.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import itertools
 import json
@@ -91,7 +94,16 @@ def reported(size: str, what: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"what": what, **found}
 
 
-def timed(size: str, places: list[int], until_s: float) -> list[dict[str, Any]]:
+def widen(own: Any, x: Any, share: float) -> None:
+    """Give a share of the rows numbers that lie far apart, and the weight zeros in their way."""
+    import torch
+
+    rows = x[torch.rand(len(x), device=x.device) < share]
+    x[: len(rows)] = rows * torch.exp2(-60 * torch.rand_like(rows))
+    own.linear.weight.data *= torch.rand_like(own.linear.weight) < 0.5
+
+
+def timed(size: str, places: list[int], until_s: float, wide: float) -> list[dict[str, Any]]:
     """Time one product in some configurations, and print."""
     import torch
 
@@ -100,6 +112,8 @@ def timed(size: str, places: list[int], until_s: float) -> list[dict[str, Any]]:
     rows = (
         None if size.endswith(".py") else NUM_ROWS
     )  # of a file's inputs all: rows may lie across
+    if wide:
+        widen(own, inputs[0], wide)
 
     def record(model: Any) -> dict[str, Any]:
         call = functools.partial(model, *inputs)
@@ -108,8 +122,8 @@ def timed(size: str, places: list[int], until_s: float) -> list[dict[str, Any]]:
         return {**times, "rms": error, "kernels": kernels_ms(call)}
 
     with torch.no_grad():
-        wide = problem.make_model(0).double().cuda()
-        exact = wide(*(x[:rows].double() for x in inputs))[:NUM_ROWS].clone()
+        exactly = copy.deepcopy(own).double()
+        exact = exactly(*(x[:rows].double() for x in inputs))[:NUM_ROWS].clone()
         found = [reported(size, "eager", record(own))]
         for place in places:
             if time.monotonic() > until_s:
@@ -133,6 +147,7 @@ def main() -> int:
     parser.add_argument(
         "--tiles", help="as split:256:64:1, several after commas; all if not given"
     )
+    parser.add_argument("--wide", type=float, default=0.0, help="share of rows so wide, of sizes")
     parser.add_argument("--limit-s", type=float, default=600.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--build", nargs=2, metavar=("SIZE", "PLACE"), help=argparse.SUPPRESS)
@@ -152,7 +167,8 @@ def main() -> int:
         for size in (*sizes[:1], *files):  # what is compiled for one size is for all
             for place in places:
                 pool.submit(subprocess.run, [*command, size, str(place)], check=False)
-    found = {size: timed(size, places, until_s) for size in (*sizes, *files)}
+    found = {size: timed(size, places, until_s, options.wide) for size in sizes}
+    found |= {file: timed(file, places, until_s, 0.0) for file in files}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
