@@ -8,9 +8,10 @@ several files the last one counts; where torch.compile was not in its race, the 
 it is kept beside it (`with_compile`). Prints, for each group, how many problems are known, the
 geometric mean of the exported files' speed-ups over PyTorch eager (1 where nothing was to be
 gained), the least of them, both on normal random inputs and of a step of training as well where
-these were raced, and beside torch.compile, in races that had both, how many files are at least 0.95
-and 0.97 times as fast as the better of it and eager. Problems that are not measured, not counted by algebra, or without a file are named. `--table` prints each
-group's files as a table in Markdown besides.
+these were raced, and beside torch.compile, in races that had both, how many files are at least
+0.95 and 0.97 times as fast as the better of it and eager. Problems that are not measured, not
+counted by algebra, or without a file are named. `--table` prints each group's files as a table in
+Markdown besides.
 
 `kernelbench_results.json` holds the last known entry of each problem, with its device and day, and
 that race.
