@@ -94,6 +94,13 @@ def test_the_table_lists_every_room_and_no_other():
     assert set(table()) == set(ROOMS)
 
 
+def test_the_tables_of_shared_device_code_list_every_file_once():
+    text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    section = text.split("## Shared device code", 1)[1].split("\n## ", 1)[0]
+    named = re.findall(r"^\| `([\w.]+)` \| \S", section, re.MULTILINE)
+    assert sorted(named) == sorted(p.name for p in (ROOT / "templates" / "_lib").iterdir())
+
+
 def test_rooms_import_only_what_the_table_allows():
     allowed = table()
     assert {room: more for room in ROOMS if (more := rooms_used(room) - allowed[room])} == {}
