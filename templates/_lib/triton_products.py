@@ -286,7 +286,8 @@ def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
         x_unit, weight_unit, odd, *lists, num_rows, num_columns, x_batches, ROWS=1024, num_warps=4
     )
     tiles = ceil_div(num_rows, 64) * ceil_div(num_columns, 64)
-    product_repair_kernel[(min(2 * batches * tiles, PROGRAMS),)](
+    # Two of its programs fill a multiprocessor; more would take long to start, mostly for nothing.
+    product_repair_kernel[(min(2 * batches * tiles, 512),)](
         *operands, *lists, out, *sizes, batches, bias, *strides,
         ROWS=64, COLUMNS=64, DEPTH=16, num_warps=4,
     )
