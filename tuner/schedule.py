@@ -80,6 +80,12 @@ class Schedule:
     time_s: float | None = None
     reductions: tuple[str, ...] = ()
     left_s: float | None = None  # of that, when it was fitted
+    more_processes: int = 2  # that race where those that are planned scatter too much to tell
+
+    @property
+    def of_pytorch(self) -> Schedule:
+        """The same for PyTorch's own modules: what their race shows is all but known."""
+        return replace(self, num_finalists=1, num_processes=MIN_PROCESSES, more_processes=0)
 
     @property
     def stop(self) -> StopSection | None:

@@ -39,7 +39,6 @@ __all__ = ["Verification"]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 NUM_SPARES = 2  # files that are compiled before one of those that are checked is rejected
-MORE_SETS = 2  # of processes, where those that are planned scatter too much to tell
 SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
 NOWHERE: Mapping[str, JobSpec] = {}
 
@@ -122,6 +121,7 @@ class Verification:
             notes += remarks_on(exported, self.planned.family.model_new)
         elif is_fallback:
             self._accept(believed, entries)
+            self.schedule = self.schedule.of_pytorch
             exported, more = self.instead.pytorch(exported)
             notes += more
         else:
@@ -378,7 +378,7 @@ class Verification:
 
         def goes_on(num_raced: int) -> bool:
             has_time = self.deadline_s is None and not self.is_hurried()
-            if more := has_time and num_raced < num_processes + MORE_SETS:
+            if more := has_time and num_raced < num_processes + self.schedule.more_processes:
                 self.observer.on_stage(f"{num_raced} sets leave open who is faster: one more")
             return more
 
