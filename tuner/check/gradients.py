@@ -153,8 +153,8 @@ def with_tangents(
         for j, y in enumerate(outputs_of(result)):
             if isinstance(y, torch.Tensor) and y.is_floating_point():
                 tangent = forward_ad.unpack_dual(y).tangent
-                made = torch.zeros_like(y) if tangent is None else tangent
-                found[f"tangent{call}.output{j}"] = snapshot(made)
+                tangent = torch.zeros_like(y) if tangent is None else tangent
+                found[f"tangent{call}.output{j}"] = snapshot(tangent)
     return result, found
 
 

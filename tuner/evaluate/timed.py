@@ -43,7 +43,7 @@ __all__ = [
     "spoilt_by_cuda_errors",
 ]
 
-# Until the threads of the process that had its turn before sleep; a GPU's work has none.
+# Until the threads of the process that had its turn before sleep; with a GPU these are few.
 SETTLE_S = {"cpu": 0.03, "cuda": 0.005}
 NUM_PROFILED = 6  # calls; the first one gets the profiler itself ready
 TRACED = ("user_annotation", "cpu_op", "kernel", "gpu_memcpy", "gpu_memset")  # by the profiler
@@ -157,7 +157,7 @@ class Timed:
         throttled_before = self.timer.num_throttled
         preempted_before, start_s = num_preempted(), time.perf_counter()
         with self._calls():
-            time.sleep(SETTLE_S[self._device.partition(":")[0]])
+            self._settle()
             self.timer.samples(lambda i: model(*inputs[i]), NUM_UNTIMED)
             samples = self.timer.samples(lambda i: model(*inputs[i]), num_samples)
         return {
@@ -187,12 +187,15 @@ class Timed:
 
         self.timer.keep = None
         with self._calls(), torch.enable_grad():
-            time.sleep(SETTLE_S[self._device.partition(":")[0]])
+            self._settle()
             try:
                 self.timer.samples(step, 1)
             except RuntimeError as error:
                 return {"samples_us": None, "reason": one_line(str(error), 200)}, ()
             return {"samples_us": self.timer.samples(step, num_samples)}, ()
+
+    def _settle(self) -> None:
+        time.sleep(SETTLE_S[self._device.partition(":")[0]])
 
     def repeat(self, num_calls: int) -> Answer:
         """Call back to back, and copy the last output at once; the caller holds the clock."""
@@ -202,7 +205,7 @@ class Timed:
         self.last = None
         with self._calls():
             before = settings()
-            time.sleep(SETTLE_S[self._device.partition(":")[0]])
+            self._settle()
             if not num_calls:
                 return {}, ()  # what asking costs by itself
             for _ in range(num_calls):

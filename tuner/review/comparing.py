@@ -286,13 +286,13 @@ def _error_of(a: Interval, b: Interval) -> tuple[float, float]:
     which gives back s; the difference of the means m is then Welch's t test ("The generalization
     of Student's problem", Biometrika 1947). Infinite where a run had one process.
     """
+    from scipy import stats
+
     parts = []
     for interval in (a, b):
         count = interval.num_processes
         if count < 2 or not (interval.low > 0 and math.isfinite(interval.high)):
             return math.inf, 0.0
-        from scipy import stats
-
         quantile = float(stats.t.ppf((1 + interval.confidence) / 2, count - 1))
         half = math.log(interval.high / interval.low) / 2
         parts.append(((half / quantile) ** 2 / (1 + 1 / count) / count, count - 1))
