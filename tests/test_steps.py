@@ -1179,6 +1179,34 @@ SAME = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("how", ["a copy", "a hook", "under autocast"])
+def test_what_goes_on_is_nobody_elses(how, tmp_path):
+    """What a module hands on reaches a leaf through nodes that hand it on, and is added up."""
+    forward = "return F.layer_norm(x, (40,), self.w) + y"
+    init = "self.w = nn.Parameter(torch.randn(40))"
+    inputs = "torch.randn(6, 40), torch.randn(6, 40)"
+    taken = Taken(
+        tmp_path, "on", TEXT.format(init=init, forward=forward, inputs=inputs, names="x, y")
+    )
+    found = []
+    for model in (taken.mine, taken.own):
+        x, _ = taken.inputs(1)
+        p, q = (torch.zeros(6, 40, requires_grad=True) for _ in range(2))
+        if how == "a hook":
+            model.register_full_backward_hook(lambda *_: None)
+        incoming = torch.ones(6, 40)
+        for _ in range(3):
+            there = q + 1
+            given = p.clone() if how == "a copy" else p
+            total = (model(x, given) + there).mul(torch.ones(6, 40)).sum()
+            with torch.autocast("cpu", enabled=how == "under autocast"):
+                total.backward()
+                model(x, given).backward(incoming)
+        found.append([p.grad, q.grad, incoming])
+    torch.testing.assert_close(*found)
+    assert found[0][0].data_ptr() != found[0][1].data_ptr()
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_equal_gradients_are_added_up_apart(name, tmp_path):
     """PyTorch adds them up in the first that it gets, unless something else has that, too."""

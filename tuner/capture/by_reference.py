@@ -118,9 +118,13 @@ def by_reference(ctx, given, others, grad):
             result = made[_RESULT_AT[ctx.number]]
             by = [*(alone[i] for i in places), *(made[i] for i in sources)]
             wanted = [i for i, x in enumerate(by) if needs[i] and x.requires_grad]
+            # What goes through it may be returned as it is: not in memory of somebody else's.
+            whole = coming
+            if coming.shape != result.shape:
+                whole = coming.reshape(result.shape).clone()
             with ending_at(by[len(places) :]):  # what goes through them is their own
                 found = torch.autograd.grad(
-                    result, [by[i] for i in wanted], coming.reshape(result.shape),
+                    result, [by[i] for i in wanted], whole,
                     create_graph=is_differentiated, allow_unused=True,
                 ) if wanted else ()
     finally:

@@ -2,34 +2,24 @@
 
 PyTorch adds gradients up in the first that it gets, unless something else has that, too. So what
 lies in one memory is returned as one tensor, or copied; and what comes in, which others may have,
-goes on as it is, or is copied for a leaf.
+goes on as it is, or in a copy: PyTorch does not see that the memory of a view is another's, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import zip_longest
 
 from tuner.capture.index_space import viewed
 from tuner.capture.module_text import result_of
 from tuner.capture.step_plans import BackwardPlan
 
-__all__ = ["COPIED", "gradients_text"]
-
-COPIED = """\
-def copied_for(x, gradient):
-    # For what is no leaf PyTorch keeps what comes in as it is.
-    return gradient.clone() if x.is_leaf else gradient
-
-
-"""
+__all__ = ["gradients_text"]
 
 
 def gradients_text(
     each: BackwardPlan,
     first: int,
     leaves: Sequence[str],
-    values: Mapping[str, str],
     coming: str,
     made: Mapping[str, str],
     done: Collection[str],
@@ -41,7 +31,6 @@ def gradients_text(
         each: of which backward.
         first: the place of what is asked for the first of these.
         leaves: what the module is given, by name.
-        values: what these are called.
         coming: the text of what comes in.
         made: the texts of what kernels have made, by name.
         done: which of it has its own shape.
@@ -54,13 +43,14 @@ def gradients_text(
     sources = {name: coming if name in comes else made[name] for name in names}
     texts = dict[str, str]()
     for name, source in sources.items():
-        is_same = is_whole and graph.value(name).shape == graph.value(incoming).shape
-        if name in comes and is_same:
+        is_coming = name in comes
+        if is_coming and is_whole and graph.value(name).shape == graph.value(incoming).shape:
             texts[name] = "grad"
-        elif name in done:
-            texts[name] = source
+        elif is_coming:
+            texts[name] = f"{result_of(graph, name, source)}.clone()"
         else:
-            texts[name] = result_of(graph, name, source, is_own=name not in comes)
+            is_done = name in done
+            texts[name] = source if is_done else result_of(graph, name, source, is_own=True)
     lines = list[str]()
     for number, text in enumerate(dict.fromkeys(texts.values())):
         own = [name for name in names if texts[name] == text]
@@ -70,13 +60,8 @@ def gradients_text(
             lines.append(f"same_{number} = {here}")
             here = f"same_{number}"
         texts |= dict.fromkeys(own, here)
-    returned = list[str]()
-    for i, (leaf, wanted) in enumerate(zip_longest(leaves, found), first):
-        if not wanted:
-            returned.append("None")
-            continue
-        text = texts[wanted]
-        if leaf and wanted in comes and text != "grad":
-            text = f"copied_for({values[leaf]}, {text})"
-        returned.append(f"{text} if ctx.needs_input_grad[{i}] else None")
+    returned = [
+        f"{texts[name]} if ctx.needs_input_grad[{i}] else None" if name else "None"
+        for i, name in enumerate(found, first)
+    ]
     return lines, returned

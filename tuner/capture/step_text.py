@@ -9,7 +9,7 @@ from itertools import compress
 
 from tuner.capture.autograd_leaves import ending_at
 from tuner.capture.by_reference import BY_REFERENCE
-from tuner.capture.gradients_text import COPIED, gradients_text
+from tuner.capture.gradients_text import gradients_text
 from tuner.capture.graph import Graph, live
 from tuner.capture.module_text import (
     argument_of,
@@ -119,7 +119,7 @@ def step_text(
         places=[each.place for each in joint.backwards],
         sources=[list(each.sources) for each in joint.backwards],
         by_leaves=by_leaves,
-        backwards=(COPIED if "copied_for(" in backwards else "") + backwards,
+        backwards=backwards,
         functions=", ".join(f"gradients_{number}" for number in range(len(own_reads))),
         first=FIRST,
         num_results=joint.num_results,
@@ -169,7 +169,7 @@ def _backward_text(
             arguments = _arguments(graph, asked, each.stages, known, batch)
             lines.append(f"made = fused_{called[id(each)]}({arguments})")
 
-        before, texts = gradients_text(each, FIRST, leaves, values, coming, made, done, is_whole)
+        before, texts = gradients_text(each, FIRST, leaves, coming, made, done, is_whole)
         lines += before
         lines += ["return (", *(f"    {text}," for text in texts), ")"]
         return "".join(f"{indent}{line}\n" for line in lines)
