@@ -42,6 +42,7 @@ F = "torch.nn.functional"
 X = "torch.randn(37, 100)"
 # A forward, what the constructor makes, and the inputs.
 MODULES: dict[str, tuple[str, str, str]] = {
+    "renorm": ("torch.renorm(x, 2, 0, 1.0) * 2", "", "torch.randn(20, 40)"),
     "rms_norm_gate": (
         f"x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.w * {F}.silu(y)",
         "self.w = nn.Parameter(torch.randn(100))", f"{X}, {X}",

@@ -1235,3 +1235,11 @@ def test_equal_gradients_are_added_up_apart(name, tmp_path):
     assert taken.num_calls
     torch.testing.assert_close(*found)
     assert num_places[0] == len(leaves[0]) + 1 >= num_places[1]
+
+
+def test_numbers_of_a_dimension_leave_a_step_to_pytorch(tmp_path):
+    """As the decomposition of a reflecting pad's gradient makes them."""
+    forward = "return F.pad(x.view(-1, 1, 40), (2, 2), mode='reflect') * 2"
+    text = TEXT.format(init="...", forward=forward, inputs="torch.randn(20, 40)", names="x")
+    _, family = derive_with_steps(tmp_path / "made", "padded", text)
+    assert "gradients" not in family.extra

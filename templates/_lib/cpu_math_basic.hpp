@@ -127,6 +127,8 @@ MATH_INLINE Floats ceil(Floats x) { return -floor(-x); }
 
 MATH_INLINE Floats trunc(Floats x) { return with_sign(floor(abs(x)), x); }
 
+MATH_INLINE Floats as_float32(Floats x) { return x; }  // as in cpu_doubles.hpp, where it rounds
+
 // ---- roots
 
 MATH_INLINE Floats sqrt(Floats x) {

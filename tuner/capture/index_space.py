@@ -300,6 +300,8 @@ class _Inference:
         mine = self.axes[node.name]
         if node.op == "view":
             name = name_of(node.args[0])
+            if name not in self.axes:  # numbers of columns, which lie nowhere
+                raise refusal(node, f"numbers of a dimension as {list(node.shape)}")
             forth = self._regrouped(self.axes[name], mine, self.forms[node.name])
             return self._regrouped(mine, self.axes[name], self.forms[name]) or forth
         if node.op in REDUCTIONS:
