@@ -1243,3 +1243,26 @@ def test_numbers_of_a_dimension_leave_a_step_to_pytorch(tmp_path):
     text = TEXT.format(init="...", forward=forward, inputs="torch.randn(20, 40)", names="x")
     _, family = derive_with_steps(tmp_path / "made", "padded", text)
     assert "gradients" not in family.extra
+
+
+@pytest.mark.parametrize("forward", ["torch.tanh(x * self.w)", "torch.softmax(x * self.w, -1)"])
+def test_a_result_that_is_kept_is_detached_in_place(forward, tmp_path):
+    """As in truncated backpropagation through time; an edit of one is noticed all the same."""
+    init, inputs = "self.w = nn.Parameter(torch.randn(40))", "torch.randn(6, 40)"
+    text = TEXT.format(init=init, forward=f"return {forward}", inputs=inputs, names="x")
+    taken = Taken(tmp_path, "cut", text)
+    found = []
+    for model in (taken.mine, taken.own):
+        (x,) = taken.inputs(1)
+        for _ in range(3):
+            x = model(x)
+            x.square().sum().backward()
+            x.detach_()
+        found.append([x, model.w.grad])
+        made = model(x)
+        with torch.no_grad():
+            made.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            made.sum().backward()
+    torch.testing.assert_close(*found)
+    assert taken.num_calls == 3

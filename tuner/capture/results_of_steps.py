@@ -14,7 +14,7 @@ from tuner.capture.module_text import made_whole, result_of, spread_by
 from tuner.capture.stages import Stages
 from tuner.capture.step_records import Joint, why_shared
 
-__all__ = ["in_turn", "results_text", "why_not_given"]
+__all__ = ["in_turn", "results_text", "whole_in_step", "why_not_given"]
 
 
 def why_not_given(joint: Joint) -> str:
@@ -43,6 +43,21 @@ def in_turn(joint: Joint) -> list[int]:
     return found
 
 
+def whole_in_step(joint: Joint, forward: Graph, stages: Stages) -> list[bool]:
+    """Return of each output whether a step makes it in its own shape.
+
+    Also where a kernel does not: what is no view may be detached in place. Not of what is
+    expanded, nor of several results in one memory, of which an edit of one is an edit of others.
+    """
+    found = made_whole(forward, stages)
+    real = stages.outputs[: joint.num_made]
+    for i, name in enumerate(forward.outputs[: joint.num_made]):
+        is_one = list(real).count(real[i]) == 1
+        is_bool = forward.value(name).dtype == "bool"
+        found[i] = found[i] or (is_one and not is_bool and not spread_by(forward, name))
+    return found
+
+
 def results_text(
     graph: Graph, joint: Joint, forward: Graph, stages: Stages, shared: Sequence[bool]
 ) -> tuple[str, list[str]]:
@@ -56,7 +71,7 @@ def results_text(
         shared: of each result whether it lies in memory that is kept for backwards. What does not
             is no view of that: an edit of it is nobody's affair, and it may be detached in place.
     """
-    whole = made_whole(forward, stages)
+    whole = whole_in_step(joint, forward, stages)
     numbers = {each.place: number for number, each in enumerate(joint.backwards)}
 
     def shaped(place: int, source: str) -> str:

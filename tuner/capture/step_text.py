@@ -21,7 +21,7 @@ from tuner.capture.module_text import (
     rows_of,
     view_of,
 )
-from tuner.capture.results_of_steps import results_text
+from tuner.capture.results_of_steps import results_text, whole_in_step
 from tuner.capture.seen import seen_in
 from tuner.capture.settings import shell_of
 from tuner.capture.stages import Stages
@@ -64,14 +64,23 @@ def step_text(
     values = known | kept
     own_reads = [[values[name] for name in names] for names in needed]
     read = [*dict.fromkeys(text for texts in own_reads for text in texts)]
-    whole = made_whole(forward, stages)
+    whole = whole_in_step(joint, forward, stages)
     returned = [made[name] for name in forward.outputs[: joint.num_made]]
+    is_made = made_whole(forward, stages)
+    for i, name in enumerate(forward.outputs[: joint.num_made]):
+        if whole[i] and not is_made[i]:
+            lines.append(f"whole_{i} = {result_of(forward, name, made[name], is_own=True)}")
+            returned[i] = f"whole_{i}"
+    of_made = dict(zip([made[name] for name in forward.outputs], returned, strict=False))
     for i, name in enumerate(forward.outputs):
         if f"result_{i}" in read:
             # A view of what is returned would hold its step, which holds the view: for ever.
-            source = f"{made[name]}.detach()" if made[name] in returned else made[name]
-            source = source if whole[i] else result_of(forward, name, source)
-            lines.append(f"result_{i} = {source}")
+            source = of_made.get(made[name], made[name])
+            source += ".detach()" * (made[name] in of_made)
+            is_whole = whole[i] and (i < joint.num_made or made[name] not in of_made)
+            lines.append(
+                f"result_{i} = {source if is_whole else result_of(forward, name, source)}"
+            )
     for name, steps in joint.copies.items():
         if kept[name] in read:
             source = known[steps[0].refs[0]] + "".join(map(view_of, steps))
