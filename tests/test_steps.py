@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 from test_any_module import answers, assert_as_exact, in_float64, text_of
 from test_matching import TEXT
@@ -1266,3 +1267,17 @@ def test_a_result_that_is_kept_is_detached_in_place(forward, tmp_path):
             made.sum().backward()
     torch.testing.assert_close(*found)
     assert taken.num_calls == 3
+
+
+def test_a_sparse_gradient_may_come_in(tmp_path):
+    """As an embedding's of what a module has made."""
+    inputs = "torch.randn(6, 40), torch.randn(6, 40)"
+    text = TEXT.format(init="...", forward="return x * 2 + y", inputs=inputs, names="x, y")
+    taken = Taken(tmp_path, "sparse", text)
+    found = []
+    for model in (taken.mine, taken.own):
+        leaves = leaves_of(taken.inputs(1))
+        table = model(*leaves)
+        F.embedding(torch.tensor([0, 2]), table, sparse=True).sum().backward()
+        found.append([x.grad.to_dense() for x in leaves])
+    torch.testing.assert_close(*found)

@@ -346,7 +346,7 @@ class Step(torch.autograd.Function):
         if fused_saved and not is_kept():
             ctx.given = ctx.others = ()  # else a result that is kept, as a loss, would hold them
         is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
-        if torch.is_grad_enabled() or is_cast or is_batched(grad):
+        if torch.is_grad_enabled() or is_cast or is_batched(grad) or grad.is_sparse:
             found = by_reference(ctx, fused_given, others, grad)
         else:
             found = _GRADIENTS[ctx.number](ctx, fused_saved, fused_given, grad)
