@@ -50,9 +50,9 @@ def whole_in_step(joint: Joint, forward: Graph, stages: Stages) -> list[bool]:
     expanded, nor of several results in one memory, of which an edit of one is an edit of others.
     """
     found = made_whole(forward, stages)
-    real = stages.outputs[: joint.num_made]
+    real = [*stages.outputs[: joint.num_made]]
     for i, name in enumerate(forward.outputs[: joint.num_made]):
-        is_one = list(real).count(real[i]) == 1
+        is_one = real.count(real[i]) == 1
         is_bool = forward.value(name).dtype == "bool"
         found[i] = found[i] or (is_one and not is_bool and not spread_by(forward, name))
     return found

@@ -245,8 +245,9 @@ def is_trained(module):
 
 def wants_gradients(tensors):
     # Numbers among them have none; of what stands for one as it is traced it is not known.
-    wanted = [getattr(x, "requires_grad", False) is True for x in tensors]
-    return torch.is_grad_enabled() and any(wanted)
+    if not torch.is_grad_enabled():
+        return False
+    return any([getattr(x, "requires_grad", False) is True for x in tensors])
 
 
 """
