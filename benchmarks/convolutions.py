@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.generated import derived_from, device_ms, host_ms, module_with, rms
-from tuner.capture.convolutions import CONVOLUTION_WGMMA_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
+from tuner.capture.tasks.convolutions import CONVOLUTION_WGMMA_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
 from tuner.machine.host import usable_cores
 
 TEXT = """

@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.generated import host_ms
 from tuner.by_batch import WORST, AtBatch, batches_of
-from tuner.capture.rows_text import ROWS_NAME
+from tuner.capture.modules.rows_text import ROWS_NAME
 from tuner.errors import ProblemError
 from tuner.evaluate.batch_times import BatchTimes
 from tuner.evaluate.in_turns import FEW_ROUNDS, InTurns

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.generated import derived_from, device_ms, host_ms, kernels_ms, module_with, rms
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.machine.host import usable_cores
 
 NUM_ROWS = 64  # whose errors are computed

@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.in_use import LEAST_ROUNDS, ROUNDS, SLOW_S, cold_timer, made
 from tuner import tuning
-from tuner.capture.rows_text import ROWS_NAME
+from tuner.capture.modules.rows_text import ROWS_NAME
 from tuner.config.quantities import parse_duration, parse_rows
 from tuner.config.run_config import RunConfig, config_of
 from tuner.evaluate.exposed import ExposedTimer

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tuner.capture.graph import Graph, Node, Ref
+from tuner.capture.graph.graph import Graph, Node, Ref
 
 _WINDOWS = {
     f"{kind}_pool{n}d": getattr(F, f"{kind}_pool{n}d")

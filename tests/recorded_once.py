@@ -7,7 +7,7 @@ for its random numbers then, or whether there is one, and no fork can use CUDA a
 
 import torch
 
-from tuner.capture.tracing import decompositions
+from tuner.capture.graph.tracing import decompositions
 
 
 class _Plus(torch.nn.Module):

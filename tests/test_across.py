@@ -12,8 +12,8 @@ from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
-from tuner.capture.settings import settings_of
-from tuner.capture.step_records import Captured
+from tuner.capture.graph.settings import settings_of
+from tuner.capture.tasks.step_records import Captured
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.problem.reference import load_problem

@@ -14,9 +14,9 @@ from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
-from tuner.capture.index_space import NothingToGenerate, NotOneNest
-from tuner.capture.settings import made_from, settings_of
-from tuner.capture.step_records import Captured
+from tuner.capture.graph.settings import made_from, settings_of
+from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.tasks.step_records import Captured
 from tuner.check.chance import modes_of
 from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 FILES = {
     path.stem: path
@@ -106,18 +108,25 @@ def test_rooms_import_only_what_the_table_allows():
     assert {room: more for room in ROOMS if (more := rooms_used(room) - allowed[room])} == {}
 
 
-def test_the_table_of_folders_says_what_each_imports_of_others():
+@pytest.mark.parametrize(
+    ("heading", "parent"),
+    [
+        ("| folder | imports of other folders |", ROOT / "tuner"),
+        ("| folder in capture | imports of others there |", ROOT / "tuner" / "capture"),
+    ],
+)
+def test_the_tables_of_folders_say_what_each_imports_of_others(heading, parent):
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = text.split("| folder | imports of other folders |", 1)[1].split("\n\n", 1)[0]
+    rows = text.split(heading, 1)[1].split("\n\n", 1)[0]
     said = {}
     for name, imported in re.findall(r"^\| (\w+) \|(.*)\|$", rows, re.MULTILINE):
         said[name] = {word.strip() for word in imported.split(",") if word.strip()}
+    assert set(said) == {path.parent.name for path in parent.glob("*/__init__.py")}
+    inside = {room: FILES[room] for room in ROOMS if parent in FILES[room].parent.parents}
+    folders = {room: path.relative_to(parent).parts[0] for room, path in inside.items()}
     found: dict[str, set[str]] = {name: set() for name in said}
-    for room in ROOMS:
-        folder = FILES[room].parent.name
-        if folder != "tuner":
-            others = {FILES[used].parent.name for used in rooms_used(room) & set(ROOMS)}
-            found[folder] |= others - {folder, "tuner"}
+    for room, folder in folders.items():
+        found[folder] |= {folders[used] for used in rooms_used(room) & set(folders)} - {folder}
     assert found == said
 
 

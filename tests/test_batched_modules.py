@@ -16,8 +16,8 @@ from interpreted import interpreted
 from test_batched_products import HALF
 from test_half_products import filled, made_of, on_gpu
 
-from tuner.capture import half_products
-from tuner.capture.half_products import HALVES_TEMPLATE, WGMMA_TEMPLATE
+from tuner.capture.tasks import half_products
+from tuner.capture.tasks.half_products import HALVES_TEMPLATE, WGMMA_TEMPLATE
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 

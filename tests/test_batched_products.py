@@ -14,7 +14,7 @@ from emulated_products import EmulatedCode, emulated_code
 from test_converted_products import assert_as_exact
 from test_half_products import made_of
 
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 

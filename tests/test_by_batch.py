@@ -32,8 +32,8 @@ from tuner.by_batch import (
     rows_taken,
     without_steps_in,
 )
-from tuner.capture.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
-from tuner.capture.step_text import without_steps
+from tuner.capture.modules.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
+from tuner.capture.steps.step_text import without_steps
 from tuner.environment import Environment
 from tuner.evaluate import batch_times, exposed, in_turns
 from tuner.evaluate.batch_times import BatchTimes

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tuner.capture.capture import capture
-from tuner.capture.graph import Graph, Ref
-from tuner.capture.vocabulary import VOCABULARY
+from tuner.capture.graph.graph import Graph, Ref
+from tuner.capture.graph.vocabulary import VOCABULARY
 from tuner.errors import CaptureError, InputError
 from tuner.problem.reference import Problem, load_problem
 from tuner.trial import from_json, to_json

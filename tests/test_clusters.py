@@ -22,8 +22,8 @@ from test_matching import TEXT
 from test_steps import Taken, assert_gradients_are_as_exact, derive_with_steps
 
 from tuner.capture.capture import capture
-from tuner.capture.clusters import CLUSTER_TEMPLATE, refusal_of_clusters
-from tuner.capture.stages import stages_of
+from tuner.capture.tasks.stages import stages_of
+from tuner.capture.writers.clusters import CLUSTER_TEMPLATE, refusal_of_clusters
 from tuner.config.run_config import load_config
 from tuner.deriving import derive_config
 from tuner.evaluate.modules import fused, module_of

@@ -20,7 +20,7 @@ from interpreted import interpreted
 from test_any_module import derive
 from test_half_products import TEXT, filled, made_of, on_gpu
 
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.kernel.family import load_family
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ on the PATH")

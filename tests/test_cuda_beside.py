@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_half_products import MODULES, TEXT, made_of
 
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.export.module import export_text
 from tuner.export.several import apart

@@ -17,11 +17,11 @@ from test_operations import EXACT
 
 from tuner.capture.capture import capture
 from tuner.capture.derive import Derived, derived
-from tuner.capture.index_space import NotOneNest
-from tuner.capture.operations import OPERATIONS, converted, emit
+from tuner.capture.graph.settings import settings_of
+from tuner.capture.nests.index_space import NotOneNest
+from tuner.capture.nests.operations import OPERATIONS, converted, emit
 from tuner.capture.outline import outline_of
-from tuner.capture.settings import settings_of
-from tuner.capture.step_records import Captured
+from tuner.capture.tasks.step_records import Captured
 from tuner.errors import TemplateError
 from tuner.evaluate.modules import fused, module_of
 from tuner.export.python_operators import python_binding, python_calls

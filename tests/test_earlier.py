@@ -16,7 +16,7 @@ from cpu_machine import GPP
 from spaces import feasible
 
 import tuner
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.deriving import derive_config
 from tuner.earlier import Earlier, earlier_of, sources_from
 from tuner.kernel.cache import default_cache_dir

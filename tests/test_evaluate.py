@@ -18,7 +18,7 @@ import pytest
 import torch
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
-from tuner.capture.rows_text import ROWS_TEXT
+from tuner.capture.modules.rows_text import ROWS_TEXT
 from tuner.config.run_config import load_config
 from tuner.environment import Environment
 from tuner.errors import DeviceError, ProblemError, WorkerError

@@ -16,7 +16,7 @@ from interpreted import interpreted
 from test_any_module import derive
 from test_half_products import TEXT
 
-from tuner.capture.convolutions import (
+from tuner.capture.tasks.convolutions import (
     CONVOLUTION_TEMPLATE,
     CONVOLUTION_WGMMA_TEMPLATE,
     CONVOLUTIONS,
@@ -24,7 +24,7 @@ from tuner.capture.convolutions import (
     ROUNDED_TEMPLATE,
     ROUNDED_WGMMA_TEMPLATE,
 )
-from tuner.capture.half_products import PRODUCTS
+from tuner.capture.tasks.half_products import PRODUCTS
 from tuner.config.run_config import load_config
 from tuner.errors import NothingToGainError
 from tuner.evaluate.modules import fused, module_of

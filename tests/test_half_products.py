@@ -9,8 +9,8 @@ import torch
 from test_any_module import derive
 
 from tuner.capture.by_hand import written_by_hand
-from tuner.capture.half_products import HALVES_TEMPLATE, PRODUCTS, WGMMA_TEMPLATE
-from tuner.capture.index_space import NothingToGenerate
+from tuner.capture.nests.index_space import NothingToGenerate
+from tuner.capture.tasks.half_products import HALVES_TEMPLATE, PRODUCTS, WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.modules import fused, module_of

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.capture.biases import with_biases_apart
 from tuner.capture.capture import capture
-from tuner.capture.graph import Graph
-from tuner.capture.identity import TaskKeys, keys_of
+from tuner.capture.graph.graph import Graph
 from tuner.capture.outline import KernelTask, outline_of
-from tuner.capture.stages import Partition, stages_of
+from tuner.capture.tasks.biases import with_biases_apart
+from tuner.capture.tasks.identity import TaskKeys, keys_of
+from tuner.capture.tasks.stages import Partition, stages_of
 from tuner.problem.reference import load_problem
 
 F = "torch.nn.functional"

@@ -16,8 +16,8 @@ from test_steps import Taken
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tuner.capture.rows_text import with_rows
-from tuner.capture.step_text import without_steps
+from tuner.capture.modules.rows_text import with_rows
+from tuner.capture.steps.step_text import without_steps
 from tuner.evaluate.modules import arguments_for, imported, module_of
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")

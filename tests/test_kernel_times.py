@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from test_profiling import TASKS, of_module
 
-from tuner.capture.convolutions import CONVOLUTION_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
-from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.capture.outline import KernelTask, Step
+from tuner.capture.tasks.convolutions import CONVOLUTION_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.machine.datasheets import known_device
 from tuner.profiled import CountedCalls, Counters, KernelTime, Launch, Profiled, busy_us
 from tuner.review.arithmetic import accuracy_words, eager_words, products_words

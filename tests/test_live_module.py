@@ -15,7 +15,7 @@ from torch import nn
 
 import tuner
 from tuner.capture.capture import capture
-from tuner.capture.parameters_text import parameters_of
+from tuner.capture.modules.parameters_text import parameters_of
 from tuner.errors import InputError, ProblemError
 from tuner.export.certificate import read_certificate
 from tuner.live_file import require_rows, write_live

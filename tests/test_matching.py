@@ -12,8 +12,8 @@ from cpu_machine import FACTS, GPP, compiled
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.families import Matched, match_of
+from tuner.capture.graph.settings import settings_of
 from tuner.capture.match_text import has_clash, matched_text
-from tuner.capture.settings import settings_of
 from tuner.deriving import derive_config, derive_operator
 from tuner.errors import InputError
 from tuner.evaluate.modules import differentiable, fused, module_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.capture.named import named_in_code
+from tuner.capture.graph.named import named_in_code
 
 FILE = """
 import torch

@@ -18,7 +18,7 @@ from cpu_machine import GPP, VECTORS, WIDTH
 from shared_builds import built_once
 from torch import Tensor
 
-from tuner.capture.operations import OPERATIONS, converted, emit, literal
+from tuner.capture.nests.operations import OPERATIONS, converted, emit, literal
 from tuner.kernel.family import builtin_folder
 from tuner.kernel.rendering import rendered
 from tuner.kernel.toolchain import CPP_FLAGS

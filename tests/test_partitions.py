@@ -10,10 +10,10 @@ from test_matching import TEXT
 from test_steps import Taken, assert_gradients_are_as_exact
 
 from tuner.capture.capture import capture
-from tuner.capture.half_products import PRODUCTS, WGMMA_TEMPLATE
-from tuner.capture.nest import Nest
-from tuner.capture.partitions import partitions_of, traffic_bytes, worth_a_search
-from tuner.capture.stages import Partition, stages_of
+from tuner.capture.nests.nest import Nest
+from tuner.capture.tasks.half_products import PRODUCTS, WGMMA_TEMPLATE
+from tuner.capture.tasks.partitions import partitions_of, traffic_bytes, worth_a_search
+from tuner.capture.tasks.stages import Partition, stages_of
 from tuner.config.run_config import load_config
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind

@@ -19,8 +19,8 @@ from test_steps import (
 from test_steps_of_halves import Libdevice, with_saved_bytes
 
 from tuner.capture.capture import capture
-from tuner.capture.joint import captured_of
-from tuner.capture.step_plans import planned
+from tuner.capture.steps.joint import captured_of
+from tuner.capture.steps.step_plans import planned
 from tuner.kernel.binding import BoundOp, bind
 from tuner.machine.datasheets import known_device
 from tuner.problem.reference import load_problem

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from test_half_products import LAYER, made_of, on_gpu
 
-from tuner.capture.convolutions import CONVOLUTION_WGMMA_TEMPLATE
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.tasks.convolutions import CONVOLUTION_WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 

@@ -11,7 +11,7 @@ import pytest
 from made_runs import made_run, result, trial, trials
 from test_any_module import derive
 
-from tuner.capture.graph import Graph
+from tuner.capture.graph.graph import Graph
 from tuner.capture.outline import MODULE_FILE, Given, KernelTask, Outline, Step, outline_of
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.contender import Contender

@@ -16,13 +16,13 @@ from test_steps import Taken, assert_gradients_are_as_exact
 from test_steps_of_halves import Libdevice
 
 from tuner.capture.capture import capture
-from tuner.capture.clusters import CLUSTER_TEMPLATE
-from tuner.capture.graph import Graph
-from tuner.capture.half_products import PRODUCTS
-from tuner.capture.index_space import NotOneNest
-from tuner.capture.nest import Nest
-from tuner.capture.partitions import partitions_of
-from tuner.capture.stages import stages_of
+from tuner.capture.graph.graph import Graph
+from tuner.capture.nests.index_space import NotOneNest
+from tuner.capture.nests.nest import Nest
+from tuner.capture.tasks.half_products import PRODUCTS
+from tuner.capture.tasks.partitions import partitions_of
+from tuner.capture.tasks.stages import stages_of
+from tuner.capture.writers.clusters import CLUSTER_TEMPLATE
 from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device

@@ -15,8 +15,8 @@ from test_steps import Taken, leaves_of
 from test_trained_modules import TRAINED, text_of
 
 from tuner.capture.capture import capture
-from tuner.capture.joint import captured_of
-from tuner.capture.step_plans import why_not_planned
+from tuner.capture.steps.joint import captured_of
+from tuner.capture.steps.step_plans import why_not_planned
 from tuner.problem.reference import load_problem
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")

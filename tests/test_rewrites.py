@@ -18,12 +18,12 @@ from benchmarks.kernelbench_suite import in_short, is_apart, line_of
 from tuner.capture.any_batch import with_batch_numbers
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
-from tuner.capture.graph import GRAPH_FILE, Argument, Graph, Node, Ref, Tensor
-from tuner.capture.merging import constant_outputs
+from tuner.capture.graph.graph import GRAPH_FILE, Argument, Graph, Node, Ref, Tensor
+from tuner.capture.graph.settings import settings_of
 from tuner.capture.outline import MODULE_FILE, outline_of
-from tuner.capture.rewriting import RULES, rewritten
-from tuner.capture.settings import settings_of
-from tuner.capture.step_records import Captured
+from tuner.capture.rewrites.merging import constant_outputs
+from tuner.capture.rewrites.rewriting import RULES, rewritten
+from tuner.capture.tasks.step_records import Captured
 from tuner.deriving import derive_config, derive_operator
 from tuner.errors import InputError
 from tuner.evaluate.modules import fused, module_of

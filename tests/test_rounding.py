@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_any_module import derive
 
-from tuner.capture.convolutions import ROUNDED_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
+from tuner.capture.tasks.convolutions import ROUNDED_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import JobSpec, asked, new_worker

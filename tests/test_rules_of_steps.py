@@ -20,7 +20,7 @@ from test_steps import (
 )
 
 from tuner.capture.capture import capture
-from tuner.capture.joint import captured_of
+from tuner.capture.steps.joint import captured_of
 from tuner.observing import Observer
 from tuner.problem.reference import load_problem
 from tuner.tuning import derive_operator

@@ -19,10 +19,10 @@ from interpreted import interpreted
 
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
-from tuner.capture.nest import Nest
-from tuner.capture.settings import settings_of
-from tuner.capture.stages import stages_of
-from tuner.capture.step_records import Captured
+from tuner.capture.graph.settings import settings_of
+from tuner.capture.nests.nest import Nest
+from tuner.capture.tasks.stages import stages_of
+from tuner.capture.tasks.step_records import Captured
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family

@@ -27,10 +27,10 @@ from unusual_modules import reference
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
-from tuner.capture.joint import captured_of
-from tuner.capture.settings import settings_of
-from tuner.capture.step_plans import planned, why_not_planned
-from tuner.capture.step_text import without_steps
+from tuner.capture.graph.settings import settings_of
+from tuner.capture.steps.joint import captured_of
+from tuner.capture.steps.step_plans import planned, why_not_planned
+from tuner.capture.steps.step_text import without_steps
 from tuner.evaluate.modules import arguments_for, fused, module_of
 from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import Family, load_family

@@ -16,7 +16,7 @@ from test_any_module import assert_as_exact, in_float64
 from test_half_products import LAYER, TEXT
 from test_steps import Taken, derive_with_steps, gradients
 
-from tuner.capture.half_products import HALVES_TEMPLATE, WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import HALVES_TEMPLATE, WGMMA_TEMPLATE
 from tuner.kernel.binding import BoundOp, bind
 from tuner.machine.datasheets import known_device
 

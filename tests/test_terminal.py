@@ -18,7 +18,7 @@ from rich.live import Live
 from test_any_module import text_of
 from tiny_operator import NAME, config_text, write_family
 
-from tuner.capture.rows_text import ROWS_NAME
+from tuner.capture.modules.rows_text import ROWS_NAME
 from tuner.config.run_config import load_config
 from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary_of

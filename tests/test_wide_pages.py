@@ -13,7 +13,7 @@ from test_dashboard import serving
 from test_kernel_times import ADD, CALLS, FUSED, PRODUCT
 from test_profiling import of_module
 
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
 from tuner.profiled import COUNTERS_NAME, PROFILE_NAME, KernelTime
 from tuner.review.report import write_report
 from tuner.review.run_data import RunData

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, AtBatch, ByBatch, rows_taken
-from tuner.capture.rows_text import has_rows
-from tuner.capture.step_text import rows_of_steps
+from tuner.capture.modules.rows_text import has_rows
+from tuner.capture.steps.step_text import rows_of_steps
 from tuner.choosing import decided
 from tuner.errors import TunerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S

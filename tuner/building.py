@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tuner.by_batch import batches_of
-from tuner.capture.rows_text import has_rows
+from tuner.capture.modules.rows_text import has_rows
 from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.fleet import Fleet
 from tuner.kernel.builder import BUILD_TIMEOUT_S, Builder

@@ -17,12 +17,12 @@ from threading import Thread
 from tuner.capture.any_batch import with_batch_numbers
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
-from tuner.capture.graph import Graph
-from tuner.capture.index_space import NothingToGenerate, NotOneNest
-from tuner.capture.rewriting import rewritten
-from tuner.capture.rows_text import has_rows
-from tuner.capture.step_records import Captured
-from tuner.capture.step_text import rows_of_steps
+from tuner.capture.graph.graph import Graph
+from tuner.capture.modules.rows_text import has_rows
+from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.rewrites.rewriting import rewritten
+from tuner.capture.steps.step_text import rows_of_steps
+from tuner.capture.tasks.step_records import Captured
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_choice, parse_mode, parse_rows
 from tuner.errors import InputError, NothingToGainError, input_errors

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tuner.capture.nests.own_parameters import canonical
 from tuner.capture.outline import KernelTask
-from tuner.capture.own_parameters import canonical
 from tuner.config.run_config import RunConfig
 from tuner.errors import TunerError
 from tuner.kernel.family import Family

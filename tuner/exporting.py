@@ -19,7 +19,7 @@ from pathlib import Path
 from shlex import quote
 
 from tuner.by_batch import ByBatch, Way
-from tuner.capture.rows_text import has_rows, ways_in, with_rows
+from tuner.capture.modules.rows_text import has_rows, ways_in, with_rows
 from tuner.choosing import Kernels
 from tuner.claiming import certificate_of
 from tuner.errors import InputError, StorageError, TunerError

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.capture.derive import Derived
 from tuner.capture.families import Matched
-from tuner.capture.graph import Graph
+from tuner.capture.graph.graph import Graph
 from tuner.capture.match_text import has_clash, matched_text
 from tuner.config.document import read_document
 from tuner.errors import TunerError

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.capture.graph import GRAPH_FILE, Graph
-from tuner.capture.half_products import PRODUCTS
+from tuner.capture.graph.graph import GRAPH_FILE, Graph
+from tuner.capture.modules.rows_text import ways_in
 from tuner.capture.outline import Outline, outline_of
-from tuner.capture.rows_text import ways_in
-from tuner.capture.step_text import without_steps
+from tuner.capture.steps.step_text import without_steps
+from tuner.capture.tasks.half_products import PRODUCTS
 from tuner.config.names import check_names, unknown_values
 from tuner.config.run_config import RunConfig, parse_config
 from tuner.errors import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tuner.by_batch import ELSEWHERE, FEW_ROWS_WORDS, MOST, WORST
-from tuner.capture.rows_text import has_rows, ways_in, why_no_steps
+from tuner.capture.modules.rows_text import has_rows, ways_in, why_no_steps
 from tuner.errors import WorkerError, says_no_memory
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout

@@ -144,8 +144,8 @@ def print_plan(
 
 def _where(planned: Planned) -> list[str]:
     """Say at which sizes, and in which calls, a file of these kernels would take them."""
-    from tuner.capture.rows_text import has_rows
-    from tuner.capture.step_text import rows_of_steps
+    from tuner.capture.modules.rows_text import has_rows
+    from tuner.capture.steps.step_text import rows_of_steps
 
     text, own = planned.family.model_new, "PyTorch's own operations"
     lines = []

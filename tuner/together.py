@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 
 from tuner.by_batch import ByBatch, Way
-from tuner.capture.rows_text import has_rows, with_rows
+from tuner.capture.modules.rows_text import has_rows, with_rows
 from tuner.choosing import Kernels
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.job_spec import JobSpec

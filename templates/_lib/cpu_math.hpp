@@ -2,7 +2,7 @@
 //
 // All hold over the whole of float32: zeros keep their sign, denormals are results like any other,
 // overflow gives Inf, and NaN and Inf come out where PyTorch's float32 functions have them.
-// How far each is from the exact value is written in tuner/capture/operations.py, in ULP, and
+// How far each is from the exact value is written in tuner/capture/nests/operations.py, in ULP, and
 // asserted by tests/test_operations.py. No function branches, but for sin and cos of numbers so
 // large that three doubles do not tell their quadrant.
 //

@@ -14,12 +14,12 @@ import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
-from tuner.capture.batch_numbers import BatchNumber, Linear
-from tuner.capture.graph import Graph, Node, Operand
-from tuner.capture.index_space import axes_of
-from tuner.capture.precision import FLOATS
-from tuner.capture.ranges import most_rows_of
-from tuner.capture.step_records import Captured
+from tuner.capture.graph.graph import Graph, Node, Operand
+from tuner.capture.nests.batch_numbers import BatchNumber, Linear
+from tuner.capture.nests.index_space import axes_of
+from tuner.capture.nests.precision import FLOATS
+from tuner.capture.nests.ranges import most_rows_of
+from tuner.capture.tasks.step_records import Captured
 
 __all__ = ["another_batch", "any_batch", "lacks_batch", "quotient_of", "with_batch_numbers"]
 

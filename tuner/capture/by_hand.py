@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.capture.biases import with_biases_apart
 from tuner.capture.derive import Derived, identifier, space_of_templates
-from tuner.capture.graph import GRAPH_FILE, Graph, Node
-from tuner.capture.nest import Nest
+from tuner.capture.graph.graph import GRAPH_FILE, Graph, Node
+from tuner.capture.nests.nest import Nest
+from tuner.capture.nests.scalars import with_numbers_as_tensors
 from tuner.capture.outline import Step, outline_of
-from tuner.capture.scalars import with_numbers_as_tensors
-from tuner.capture.stages import Stages, stages_of
-from tuner.capture.templates import function_of
+from tuner.capture.tasks.biases import with_biases_apart
+from tuner.capture.tasks.stages import Stages, stages_of
+from tuner.capture.writers.templates import function_of
 from tuner.errors import InputError, did_you_mean
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json

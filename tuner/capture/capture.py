@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.any_batch import another_batch
-from tuner.capture.calls import is_assertion
-from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Operand, Ref, Tensor, live
-from tuner.capture.lowering import Lowering, dtype_name, plain
-from tuner.capture.operators import Operators
+from tuner.capture.graph.calls import is_assertion
+from tuner.capture.graph.graph import MAX_CONSTANT, Argument, Graph, Operand, Ref, Tensor, live
+from tuner.capture.graph.lowering import Lowering, dtype_name, plain
+from tuner.capture.graph.operators import Operators
+from tuner.capture.graph.tracing import Traced, traced
 from tuner.capture.rows_tried import rows_tried
-from tuner.capture.tracing import Traced, traced
 from tuner.errors import CaptureError
 from tuner.problem.modes import TuneMode
 from tuner.problem.reference import Problem

@@ -23,25 +23,25 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tuner.capture.any_batch import any_batch, lacks_batch, with_batch_numbers
-from tuner.capture.biases import with_biases_apart
-from tuner.capture.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_of_clusters
-from tuner.capture.graph import GRAPH_FILE, Graph
-from tuner.capture.half_products import PRODUCTS, makers_of
-from tuner.capture.index_space import NotOneNest
-from tuner.capture.module_text import given_of, has_batch, model_new, results_of
-from tuner.capture.own_parameters import NAMES, SECOND
-from tuner.capture.partitions import partitions_of, worth_a_search
-from tuner.capture.precision import num_bytes_of
-from tuner.capture.ranges import have_same_ranges
-from tuner.capture.rows_text import why_no_steps
-from tuner.capture.scalars import with_numbers_as_tensors
-from tuner.capture.stages import Stages, stages_of
-from tuner.capture.step_plans import StepPlan, planned, why_not_planned
-from tuner.capture.step_records import Captured, Joint
-from tuner.capture.step_text import step_text, stepped
-from tuner.capture.templates import Part, cpp_template
-from tuner.capture.triton_loops import RESERVED
-from tuner.capture.triton_template import triton_template
+from tuner.capture.graph.graph import GRAPH_FILE, Graph
+from tuner.capture.modules.module_text import given_of, has_batch, model_new, results_of
+from tuner.capture.modules.rows_text import why_no_steps
+from tuner.capture.nests.index_space import NotOneNest
+from tuner.capture.nests.own_parameters import NAMES, SECOND
+from tuner.capture.nests.precision import num_bytes_of
+from tuner.capture.nests.ranges import have_same_ranges
+from tuner.capture.nests.scalars import with_numbers_as_tensors
+from tuner.capture.steps.step_plans import StepPlan, planned, why_not_planned
+from tuner.capture.steps.step_text import step_text, stepped
+from tuner.capture.tasks.biases import with_biases_apart
+from tuner.capture.tasks.half_products import PRODUCTS, makers_of
+from tuner.capture.tasks.partitions import partitions_of, worth_a_search
+from tuner.capture.tasks.stages import Stages, stages_of
+from tuner.capture.tasks.step_records import Captured, Joint
+from tuner.capture.writers.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_of_clusters
+from tuner.capture.writers.templates import Part, cpp_template
+from tuner.capture.writers.triton_loops import RESERVED
+from tuner.capture.writers.triton_template import triton_template
 from tuner.errors import InputError
 from tuner.space.reserved import refusal_of
 from tuner.storage import write_whole

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from tuner.capture.capture import capture
-from tuner.capture.graph import Graph, Node, Tensor
+from tuner.capture.graph.graph import Graph, Node, Tensor
 from tuner.capture.matching import Correspondence, correspondences
 from tuner.errors import InputError
 from tuner.problem.modes import TuneMode

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 
 from tuner.capture.families import Matched
-from tuner.capture.graph import Graph
-from tuner.capture.module_text import asks_rows_of, state_text, usual_text
-from tuner.capture.rows_text import without_rows
+from tuner.capture.graph.graph import Graph
+from tuner.capture.modules.module_text import asks_rows_of, state_text, usual_text
+from tuner.capture.modules.rows_text import without_rows
 
 __all__ = ["has_clash", "matched_text"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
 
 __all__ = ["Correspondence", "correspondences"]
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from tuner.capture.graph import Graph, Node, Operand, Ref, Rewrite, Tensor
-from tuner.capture.half_products import makers_of
-from tuner.capture.identity import keys_of
-from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
-from tuner.capture.library import MATRIX_PRODUCTS, Call, flops_of
-from tuner.capture.merging import constant_outputs
-from tuner.capture.nest import Nest
-from tuner.capture.own_parameters import suffixes_of
-from tuner.capture.precision import num_bytes_of
-from tuner.capture.stages import stages_of
+from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Rewrite, Tensor
+from tuner.capture.nests.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
+from tuner.capture.nests.nest import Nest
+from tuner.capture.nests.own_parameters import suffixes_of
+from tuner.capture.nests.precision import num_bytes_of
+from tuner.capture.rewrites.merging import constant_outputs
+from tuner.capture.tasks.half_products import makers_of
+from tuner.capture.tasks.identity import keys_of
+from tuner.capture.tasks.library import MATRIX_PRODUCTS, Call, flops_of
+from tuner.capture.tasks.stages import stages_of
 
 __all__ = ["MODULE_FILE", "Given", "KernelTask", "Outline", "Step", "outline_of"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.any_batch import quotient_of
-from tuner.capture.tracing import fake_module, resized
+from tuner.capture.graph.tracing import fake_module, resized
 from tuner.problem.modes import TuneMode
 from tuner.problem.reference import Problem
 

@@ -48,9 +48,9 @@ from typing import Any
 from tuner.by_batch import Way
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.families import match_of
-from tuner.capture.graph import Graph
-from tuner.capture.joint import captured_of
-from tuner.capture.settings import settings_of
+from tuner.capture.graph.graph import Graph
+from tuner.capture.graph.settings import settings_of
+from tuner.capture.steps.joint import captured_of
 from tuner.check import probes
 from tuner.check.batches import Extent
 from tuner.errors import CaptureError, InputError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.capture.rows_text import ROWS_NAME
+from tuner.capture.modules.rows_text import ROWS_NAME
 from tuner.check import crossing, lending, produce, unasked
 from tuner.check.circumstances import poison
 from tuner.check.history import set_mode

@@ -12,8 +12,8 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.rows_text import with_rows
-from tuner.capture.settings import made_from
+from tuner.capture.graph.settings import made_from
+from tuner.capture.modules.rows_text import with_rows
 from tuner.errors import TemplateError
 from tuner.export.python_operators import operator_of, python_binding, python_calls, work_of
 from tuner.export.registration import built_alone, cpp_binding, schema

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 
-from tuner.capture.known_text import WATCHED_TEXT
+from tuner.capture.modules.known_text import WATCHED_TEXT
 from tuner.export.registration import has_channels_last
 from tuner.kernel.operands import channels_last
 from tuner.kernel.python_calls import check_lines, work_lines

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.capture.half_products import PRODUCTS
+from tuner.capture.tasks.half_products import PRODUCTS
 from tuner.review.formatting import count_words, ratio_words
 from tuner.review.run_data import RunData, correct_trials
 from tuner.review.tables import noise_of, parameter_names, speedup_of, value_of, value_words

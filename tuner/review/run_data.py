@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import yaml
 
-from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import MODULE_FILE, KernelTask
+from tuner.capture.tasks.half_products import PRODUCTS
 from tuner.environment import Environment, SessionRecord
 from tuner.errors import StorageError
 from tuner.intervals import relative_noise

@@ -1,0 +1,1 @@
+"""The text of the module around a derived operator: its `ModelNew`."""

@@ -1,0 +1,381 @@
+"""The space that a nest loops over: its dimensions, rows and columns, and what varies over which.
+
+The space has the dimensions of the largest tensor, cut where some view of it is cut, without those
+of size 1. Those that are reduced or scanned are columns, the others rows. A tensor is contiguous
+and keeps their order, so that the dimensions over which it varies say where each of its elements
+lies; where images lie channels last, the space has the order of these, and `logical` is that of
+the other tensors.
+
+    tail    the last dimensions, of one kind, over which each tensor is dense or does not vary:
+            vectors run along them. Where the tail is of rows, reductions go across vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.errors import InputError
+
+__all__ = [
+    "ALIASES", "OVER_COLUMNS", "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate",
+    "Space", "axes_of", "name_of", "refusal", "space_of", "viewed",
+]  # fmt: skip
+
+REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
+OVER_COLUMNS = REDUCTIONS | {"scan"}
+ALIASES = {"view", "permute", "expand", "slice"}  # of a tensor, without a copy of it
+SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
+Axes = list[tuple[int, ...] | None]  # of each axis its dimensions, None where that is not known
+
+
+class NotOneNest(InputError):
+    """The graph is more than one loop nest, or has work that no loop is generated for yet.
+
+    `node` is what does not fit, None where that is no single one.
+    """
+
+    def __init__(self, message: str, node: Node | None = None) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class NothingToGenerate(InputError):
+    """The graph is nothing but calls of PyTorch's own operations."""
+
+
+def viewed(graph: Graph, name: str) -> Tensor | Node:
+    """Return the value whose memory a value lies in."""
+    value = graph.value(name)
+    while isinstance(value, Node) and value.op in ALIASES:
+        value = graph.value(value.refs[0])
+    return value
+
+
+WORK = "pointwise work, reductions over some dimensions, calls of PyTorch's products"
+
+
+def refusal(node: Node | None, what: str, expected: str = WORK, then: str = "") -> NotOneNest:
+    """Return the error that names the line of the user's file, and what to do `then` if known."""
+    where = f"line {node.line}: " if node is not None and node.line else ""
+    advice = f"\n  next: {then}" if then else ""
+    return NotOneNest(f"{where}{what}\n  expected: {expected}{advice}", node)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Dimensions by number, outermost first.
+
+    Attributes:
+        sizes: of each, none of them 1.
+        columns: those that are reduced or scanned.
+        tail: the first one of the tail.
+        varies: for each value, by name, the dimensions over which it varies.
+        logical: the dimensions in row-major order of all values but those that lie `last`.
+        last: values that lie channels last: in the order of the dimensions.
+    """
+
+    sizes: tuple[int, ...]
+    columns: frozenset[int]
+    tail: int
+    varies: Mapping[str, frozenset[int]]
+    logical: tuple[int, ...]
+    last: frozenset[str] = frozenset()
+
+    @property
+    def is_across(self) -> bool:
+        """Whether the tail is of rows, so that reductions go across vectors."""
+        return self.tail < len(self.sizes) and self.tail not in self.columns
+
+    @property
+    def length(self) -> int:
+        """Elements of the tail."""
+        return math.prod(self.sizes[self.tail :])
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return math.prod(s for d, s in enumerate(self.sizes) if d not in self.columns)
+
+    @property
+    def cols(self) -> int:
+        """How many columns there are."""
+        return math.prod(self.sizes[d] for d in self.columns)
+
+    def _order(self, name: str) -> list[int]:
+        """Return the dimensions over which a value varies, as it lies in memory."""
+        order = range(len(self.sizes)) if name in self.last else self.logical
+        return [dim for dim in order if dim in self.varies[name]]
+
+    def is_moved(self, name: str, among: Container[int] | None = None) -> bool:
+        """Whether a value lies in another order of memory than the dimensions, or some of them."""
+        order = [dim for dim in self._order(name) if among is None or dim in among]
+        return order != sorted(order)
+
+    def strides(self, name: str) -> dict[int, int]:
+        """Return how far apart elements of a value lie along each of its dimensions."""
+        found, step = {}, 1
+        for dim in reversed(self._order(name)):
+            found[dim] = step
+            step *= self.sizes[dim]
+        return found
+
+    def count(self, dims: Iterable[int]) -> int:
+        """Return the number of elements of a tensor that varies over these dimensions."""
+        return math.prod(self.sizes[d] for d in dims)
+
+
+def space_of(
+    graph: Graph,
+    nodes: Sequence[Node],
+    numbers: Container[str] = (),
+    last: Collection[str] = (),
+) -> Space:
+    """Return the space of the loops of some nodes of a graph.
+
+    Args:
+        graph: that they are of.
+        nodes: in order.
+        numbers: values that are one number.
+        last: images that lie channels last.
+
+    Raises:
+        NotOneNest: there is none; `node` is the first that does not fit.
+    """
+    return _Inference(graph, nodes, numbers).space(last)
+
+
+class _Inference:
+    """Which dimensions each axis of each value stands for, from one node to the next."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], numbers: Container[str]) -> None:
+        self.nodes, self.numbers = nodes, numbers
+        names = {n.name for n in nodes} | {r for n in nodes for r in self._refs(n)}
+        self.forms = {name: graph.value(name).shape for name in names}
+        reduced = [n for n in self.nodes if n.op in OVER_COLUMNS]
+        shapes = [n.shape for n in self.nodes]
+        if reduced:
+            self.whole = self.forms[name_of(reduced[0].args[0])]
+        else:
+            self.whole = max(shapes, key=math.prod, default=())
+        self.total = math.prod(self.whole)
+        self.ends = self._cuts()
+        self.axes: dict[str, Axes] = {name: self._first(s) for name, s in self.forms.items()}
+
+    def _cuts(self) -> list[int]:
+        """Return where the space is cut, in elements from its end; each divides the next one."""
+        shapes = [self.forms[name_of(n.args[0])] for n in self.nodes if n.op in OVER_COLUMNS]
+        shapes += [self.whole, *sorted(set(self.forms.values()))]
+        # What has the first axes alone, as one value for each channel does, is cut like them.
+        ends = {math.prod(self.whole[:at]): at for at in range(1, len(self.whole))}
+        parts = [s for s in shapes if 1 < math.prod(s) < self.total and math.prod(s) in ends]
+        found = {1, self.total}
+        for shape in [*(s for s in shapes if math.prod(s) == self.total), *parts]:
+            for at in range(len(shape)):
+                behind = self.total // math.prod(shape)
+                cut = math.prod(shape[at:]) * behind
+                if all(cut % f == 0 or f % cut == 0 for f in found):
+                    found.add(cut)
+        return sorted(found)
+
+    def _first(self, shape: tuple[int, ...]) -> Axes:
+        if math.prod(shape) != self.total:
+            return [() if size == 1 else None for size in shape]
+        found: Axes = []
+        for at in range(len(shape)):
+            begin, end = math.prod(shape[at:]), math.prod(shape[at + 1 :])
+            is_known = begin in self.ends and end in self.ends
+            last = len(self.ends) - 1
+            dims = (
+                range(last - self.ends.index(begin), last - self.ends.index(end))
+                if is_known
+                else ()
+            )
+            found.append(tuple(dims) if is_known else None)
+        return found
+
+    def space(self, images: Collection[str]) -> Space:
+        while any([self._step(node) for node in self.nodes]):
+            pass
+        last = len(self.ends) - 1
+        sizes = tuple(self.ends[last - d] // self.ends[last - d - 1] for d in range(last))
+        columns = frozenset[int]()
+        for node in self.nodes:
+            if node.op in OVER_COLUMNS:
+                columns = self._reduced(node)
+                break
+        varies: dict[str, frozenset[int]] = {}
+        for node in self.nodes:
+            for name in (*self._refs(node), node.name):
+                varies[name] = self._varies(name, node)
+            if node.op in OVER_COLUMNS and self._reduced(node) != columns:
+                raise refusal(node, f"a second kind of {node.op}")
+        if not sizes:
+            raise refusal(self.nodes[0] if self.nodes else None, "nothing but single numbers")
+        logical = tuple(range(len(sizes)))
+        found = frozenset(name for name in images if name in self.axes)
+        num_channels = 0
+        if found:
+            order, num_channels = self._channels_last(sorted(found))
+            place = {dim: at for at, dim in enumerate(order)}
+            sizes = tuple(sizes[dim] for dim in order)
+            logical = tuple(place[dim] for dim in logical)
+            columns = frozenset(place[dim] for dim in columns)
+            varies = {n: frozenset(place[dim] for dim in dims) for n, dims in varies.items()}
+        tensors = {frozenset(range(len(sizes)))} | set(varies.values())
+
+        def is_one(at: int) -> bool:
+            """Whether each tensor is dense over the dimensions from one on, or has one value."""
+            run = set(range(at, len(sizes)))
+            first = logical.index(at)
+            is_run = logical[first : first + len(run)] == tuple(range(at, len(sizes)))
+            return is_run and all(not run & dims or run <= dims for dims in tensors)
+
+        if not columns and num_channels:
+            columns = frozenset(range(len(sizes) - num_channels, len(sizes)))
+        elif not columns:
+            columns = _without_reductions(len(sizes), is_one)
+        tail = len(sizes) - 1
+        while tail > 0 and ((tail - 1) in columns) == (tail in columns) and is_one(tail - 1):
+            tail -= 1
+        return Space(sizes, columns, tail, varies, logical, found)
+
+    def _channels_last(self, images: Sequence[str]) -> tuple[list[int], int]:
+        """Return the dimensions as images lie, and how many of them the channels have."""
+        orders: list[list[int]] = []
+        num_channels = 0
+        for name in images:
+            axes = self.axes[name]
+            if None in axes:
+                raise refusal(None, f"{name}, channels last, of shape {list(self.forms[name])}")
+            batch, channels, *pixels = (list(dims or ()) for dims in axes)
+            orders.append([*batch, *itertools.chain(*pixels), *channels])
+            num_channels = max(num_channels, len(channels))
+        whole = max(orders, key=len)
+        every = range(len(self.ends) - 1)
+        if sorted(whole) != [*every] or any(
+            [dim for dim in whole if dim in order] != order for order in orders
+        ):
+            raise refusal(None, f"{', '.join(images)}: channels last in several orders")
+        return whole, num_channels
+
+    def _reduced(self, node: Node) -> frozenset[int]:
+        name = name_of(node.args[0])
+        axes = [self.axes[name][a] for a in axes_of(node, len(self.forms[name]))]
+        if math.prod(self.forms[name]) != self.total or None in axes:
+            raise refusal(node, f"{node.op} of a tensor of shape {list(self.forms[name])}")
+        found = frozenset(d for dims in axes for d in dims or ())
+        if not found:
+            raise refusal(node, f"{node.op} over nothing")
+        return found
+
+    def _refs(self, node: Node) -> list[str]:
+        if node.op == "tap":  # whose source is another space
+            return []
+        return [name for name in node.refs if name not in self.numbers]
+
+    def _varies(self, name: str, node: Node) -> frozenset[int]:
+        shape, axes, last = self.forms[name], self.axes[name], len(self.ends) - 1
+        found = [d for dims in axes for d in dims or ()]
+        is_whole = math.prod(shape) == self.total
+        behind = {at: self.ends[last - 1 - dims[-1]] for at, dims in enumerate(axes) if dims}
+        if found != sorted(found) or (
+            is_whole and any(math.prod(shape[at + 1 :]) != num for at, num in behind.items())
+        ):  # as a tensor does whose transpose is reduced
+            what = f"a tensor of shape {list(shape)}, in another order than {list(self.whole)}"
+            raise refusal(node, what)
+        if is_whole:
+            return frozenset(range(last))
+        if None in axes:
+            raise refusal(node, f"a tensor of shape {list(shape)} beside {list(self.whole)}")
+        return frozenset(found)
+
+    # ---- one node -----------------------------------------------------------------------------
+
+    def _step(self, node: Node) -> bool:
+        """Take what is known from operands to the result and back; whether that was any news."""
+        mine = self.axes[node.name]
+        if node.op == "view":
+            name = name_of(node.args[0])
+            if name not in self.axes:  # numbers of columns, which lie nowhere
+                raise refusal(node, f"numbers of a dimension as {list(node.shape)}")
+            forth = self._regrouped(self.axes[name], mine, self.forms[node.name])
+            return self._regrouped(mine, self.axes[name], self.forms[name]) or forth
+        if node.op in REDUCTIONS:
+            name = name_of(node.args[0])
+            reduced = axes_of(node, len(self.forms[name]))
+            kept = [a for a in range(len(self.forms[name])) if a not in reduced]
+            own = kept if node.attrs.get("keepdim") else range(len(kept))
+            pairs = [[(name, a), (node.name, b)] for a, b in zip(kept, own, strict=True)]
+            return any([self._same(pair, node) for pair in pairs])
+        news = False
+        for back in range(1, len(mine) + 1):
+            size = node.shape[-back]
+            places = [(node.name, len(mine) - back)]
+            for name in self._refs(node):
+                at = len(self.forms[name]) - back
+                if at >= 0 and self.forms[name][at] == size != 1:
+                    places.append((name, at))
+            news |= self._same(places, node)
+        return news
+
+    def _same(self, places: Sequence[tuple[str, int]], node: Node) -> bool:
+        known = {self.axes[name][at] for name, at in places} - {None}
+        if len(known) > 1:
+            name = places[-1][0]
+            what = f"a tensor of shape {list(self.forms[name])}, one value a row, is spread"
+            raise refusal(node, what)
+        news = False
+        for value in known:
+            for name, at in places:
+                news |= self.axes[name][at] is None
+                self.axes[name][at] = value
+        return news
+
+    def _regrouped(self, source: Axes, other: Axes, shape: tuple[int, ...]) -> bool:
+        if None in source or None not in other:
+            return False
+        last = len(self.ends) - 1
+        left = [d for dims in source for d in dims or ()]
+        found: Axes = []
+        for size in shape:
+            own: list[int] = []
+            while size > 1 and left:
+                own.append(left.pop(0))
+                size //= self.ends[last - own[-1]] // self.ends[last - own[-1] - 1]
+            found.append(tuple(own))
+        counts = [
+            math.prod(self.ends[last - d] // self.ends[last - d - 1] for d in dims or ())
+            for dims in found
+        ]
+        if left or counts != list(shape):
+            return False
+        other[:] = found
+        return True
+
+
+def _without_reductions(count: int, is_one: Callable[[int], bool]) -> frozenset[int]:
+    """Return columns over which every tensor is dense or has one value, of so many dimensions.
+
+    Rows where there are any: another number of them is the same loop.
+    """
+    for at in [*range(1, count), 0]:
+        if is_one(at):
+            return frozenset(range(at, count))
+    return frozenset({count - 1})
+
+
+def name_of(operand: Operand) -> str:
+    """Return the name of a value that an operand refers to."""
+    assert isinstance(operand, Ref), operand
+    return operand.name
+
+
+def axes_of(node: Node, ndim: int) -> tuple[int, ...]:
+    """Return the dimensions that a reduction is over, in order."""
+    given = node.attrs.get("axes")
+    axes = given if isinstance(given, list) and given else range(ndim)
+    return tuple(sorted(int(str(axis)) % ndim for axis in axes))

@@ -1,0 +1,35 @@
+"""Where a nest takes a mean off what it has scaled already: x * s + (b - m * s)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tuner.capture.nests.nest import Statement
+
+__all__ = ["about_mean"]
+
+Operand = str | float | bool  # of a statement: a value's name, or a number
+
+
+def about_mean(
+    statements: Mapping[str, Statement], name: str
+) -> Iterator[tuple[str, Operand, str, str]]:
+    """Give (x, m, s, b) for each way to read a value as x * s + (b - m * s)."""
+    for product, shift in _either(statements, name, "add"):
+        for x, scale in _either(statements, product, "mul"):
+            for less, bias in _either(statements, shift, "add"):
+                for minus, again in _either(statements, less, "mul"):
+                    found = statements.get(minus)
+                    if again == scale and found is not None and found.op == "neg":
+                        yield x, found.operands[0], scale, bias
+
+
+def _either(statements: Mapping[str, Statement], name: str, op: str) -> list[tuple[str, str]]:
+    """Return the operands of a value of that operation, in both orders."""
+    found = statements.get(name)
+    if found is None or found.op != op:
+        return []
+    one, other = found.operands
+    if not isinstance(one, str) or not isinstance(other, str):
+        return []
+    return [(one, other), (other, one)]

@@ -1,0 +1,1 @@
+"""Steps of training: gradients recorded beside the forward, and the text of both."""

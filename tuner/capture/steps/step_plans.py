@@ -1,0 +1,163 @@
+"""A step of training as tasks: what its calls compute, and why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tuner.capture.graph.graph import Graph, Ref
+from tuner.capture.modules.module_text import given_of
+from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.steps.results_of_steps import why_not_given
+from tuner.capture.tasks.half_products import makers_of
+from tuner.capture.tasks.partitions import traffic_bytes
+from tuner.capture.tasks.stages import Partition, Stages, stages_of
+from tuner.capture.tasks.step_records import Backward, Joint, of_weights
+
+__all__ = [
+    "BackwardPlan", "StepPlan", "needed_by", "numbers_text", "planned", "why_not_planned",
+]  # fmt: skip
+
+NOTHING = "its gradients are nothing but calls of PyTorch's own operations"
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """The gradients of one result as tasks; None where they take no kernel.
+
+    So where they are what comes in, or single numbers (`numbers_text`). `of_weights` is the same
+    for a step whose inputs want no gradient, where that spares a call of PyTorch's own operation.
+    """
+
+    of: Backward
+    stages: Stages | None
+    of_weights: BackwardPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A joint record as tasks; `forward` is None where nothing is kept beside forward's own."""
+
+    joint: Joint
+    forward: Stages | None
+    backwards: tuple[BackwardPlan, ...]
+
+    @property
+    def calls(self) -> list[tuple[str, BackwardPlan]]:
+        """The calls of the backwards, by the name of each, in order."""
+        found: list[tuple[str, BackwardPlan]] = []
+        for each in self.backwards:
+            if each.stages is not None:
+                end = f"_{len(found)}" if found else ""
+                found.append((f"gradients{end}", each))
+                if each.of_weights is not None:
+                    found.append((f"weight_gradients{end}", each.of_weights))
+        return found
+
+
+def planned(joint: Joint | None) -> StepPlan | None:
+    """Return a step as tasks; None where no loops can be generated for it."""
+    found = None if joint is None else _planned(joint)
+    return None if isinstance(found, str) else found
+
+
+def why_not_planned(joint: Joint | None) -> str:
+    """Return why no loops are generated for a step that was recorded; "" where they are."""
+    found = None if joint is None else _planned(joint)
+    return found if isinstance(found, str) else ""
+
+
+def _planned(joint: Joint) -> StepPlan | str:
+    arguments = {a.name for a in joint.forward.arguments}
+    if taken := arguments & {"ctx", "module", "made", "grad", "held"}:  # names of the text below
+        return f"an argument of forward is called {min(taken)}, as generated text calls its own"
+    if why := why_not_given(joint):
+        return why
+    try:
+        is_own = len(joint.forward.outputs) == joint.num_made == joint.num_results
+        forward = None if is_own else _cut(joint.forward)
+        backwards = tuple(map(_backward, joint.backwards))
+    except NotOneNest as error:
+        what = str(error).partition("\n")[0]
+        return f"no kernels are generated for its gradients yet: {what}"
+    except NothingToGenerate:
+        return NOTHING
+    found = [(each.of.graph, each.stages) for each in backwards if each.stages is not None]
+    parts = [*([forward] if forward else []), *(stages for _, stages in found)]
+    nests = [nest for stages in parts for nest in stages.nests]
+    if len({nest.is_wide for nest in nests}) > 1:
+        return "some of its gradients are computed in float64 and some are not"
+    makers = [maker for graph, own in found for maker in makers_of(graph, own.calls).values()]
+    if not found or not (nests or any(products.takes_steps for products in makers)):
+        return NOTHING
+    return StepPlan(joint, forward, backwards)
+
+
+def _backward(backward: Backward) -> BackwardPlan:
+    if numbers_text(backward.graph, {}) is not None:
+        return BackwardPlan(backward, None)
+    stages = _cut(backward.graph)
+    fewer = of_weights(backward) if stages.calls else None
+    with suppress(NotOneNest, NothingToGenerate):
+        return BackwardPlan(backward, stages, None if fewer is None else _backward(fewer))
+    return BackwardPlan(backward, stages)
+
+
+def _cut(graph: Graph) -> Stages:
+    """Return the tasks of a graph that no search cuts: of two cuts what moves fewer bytes.
+
+    Pointwise work before pooling, or that several nests read, is computed in each of them where
+    that stores less.
+    """
+    found = stages_of(graph)
+    with suppress(NotOneNest):
+        other = stages_of(graph, Partition(is_recomputed=True))
+        found = min(found, other, key=lambda stages: traffic_bytes(graph, stages))
+    return found
+
+
+def needed_by(plan: BackwardPlan, joint: Joint) -> list[str]:
+    """Return what the call of a backward is given besides gradients, by name."""
+    graph = plan.of.graph
+    if plan.stages is None:
+        own = {node.name for node in graph.nodes}
+        names = [name for node in graph.nodes for name in node.refs if name not in own]
+    else:
+        names = [t.name for t in given_of(graph, plan.stages)]
+    coming = {each.incoming for each in joint.backwards}
+    return [name for name in dict.fromkeys(names) if name not in coming]
+
+
+# Gradients of a sum of losses by each, say, are a few numbers, for which kernels are not worth it.
+_OF_NUMBERS = {
+    "mul": "({} * {})",
+    "product": "({} * {})",
+    "add": "({} + {})",
+    "sub": "({} - {})",
+    "div": "({} / {})",
+    "neg": "(-{})",
+}
+
+
+def numbers_text(graph: Graph, names: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the text of each node of a graph of single numbers; None where it has others.
+
+    Args:
+        graph: the graph.
+        names: what is given is called; by default as in the graph.
+    """
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.shape or node.op not in _OF_NUMBERS or "float" not in node.dtype:
+            return None
+        texts = []
+        for arg in node.args:
+            if isinstance(arg, Ref):
+                texts.append(found.get(arg.name) or names.get(arg.name, arg.name))
+            elif isinstance(arg, int | float):
+                texts.append(repr(arg))
+            else:
+                return None
+        found[node.name] = _OF_NUMBERS[node.op].format(*texts)
+    return found

@@ -1,0 +1,75 @@
+"""Ways to cut a module's graph in tasks, of which a search tries those that move few bytes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+from tuner.capture.graph.graph import Graph
+from tuner.capture.nests.index_space import NotOneNest
+from tuner.capture.nests.nest import Nest
+from tuner.capture.nests.paired_sweeps import paired_sweeps
+from tuner.capture.nests.precision import num_bytes_of
+from tuner.capture.tasks.stages import Partition, Stages, stages_of
+
+__all__ = ["partitions_of", "traffic_bytes", "worth_a_search"]
+
+MOST_COLUMNS = 32768  # of a row that a program holds, and reads once
+
+
+def partitions_of(graph: Graph, default: Stages) -> dict[str, Stages]:
+    """Return the ways to cut a graph but the default, by name: 7 at most, no two alike.
+
+    Args:
+        graph: of the module.
+        default: its tasks, cut in the default way.
+    """
+    found: dict[str, Stages] = {}
+    for choice in itertools.product((False, True), repeat=3):
+        partition = Partition(*choice)
+        if not any(choice):
+            continue
+        try:
+            stages = stages_of(graph, partition)
+        except NotOneNest:
+            continue
+        if all(stages.tasks != other.tasks for other in (default, *found.values())):
+            found[partition.name] = stages
+    return found
+
+
+def worth_a_search(graph: Graph, found: Mapping[str, Stages]) -> list[str]:
+    """Return the default, which has no name, and of both orders of images what moves least.
+
+    Args:
+        graph: of the module.
+        found: the ways to cut it, by name.
+
+    How much faster PyTorch's convolutions are channels last, traffic does not tell.
+    """
+    traffic = {name: traffic_bytes(graph, stages) for name, stages in found.items()}
+    chosen = [""]
+    for is_last in (False, True):
+        own = [name for name in found if bool(found[name].images) is is_last]
+        chosen += [min(own, key=lambda name: traffic[name])] if own else []
+    return list(dict.fromkeys(chosen))
+
+
+def traffic_bytes(graph: Graph, stages: Stages) -> int:
+    """Return the bytes that tasks read and write; a long row is read in each sweep over it."""
+    written = {o.name: o.count * num_bytes_of(o.dtype) for n in stages.nests for o in n.outputs}
+    written |= {c.name: math.prod(c.shape) * num_bytes_of(c.dtype) for c in stages.calls}
+    total = sum(written.values())
+    for call in stages.calls:
+        sizes = (written.get(name) or graph.value(name).num_bytes for name in call.reads)
+        total += sum(sizes)
+    for nest in stages.nests:
+        total += _num_sweeps(nest) * sum(tensor.num_bytes for tensor in nest.arguments)
+    return total
+
+
+def _num_sweeps(nest: Nest) -> int:
+    if not nest.reductions or nest.space.cols <= MOST_COLUMNS:
+        return 1
+    return max(1, len(nest.passes) - len(paired_sweeps(nest)))

@@ -1,0 +1,369 @@
+"""A graph as tasks, one after the other: loop nests, and calls of PyTorch's own operations.
+
+What does not fit in a nest is of a later one. A value that a later task reads is stored in
+between, in its own dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tuner.capture.graph.graph import Graph, Node, in_order
+from tuner.capture.nests.index_space import (
+    OVER_COLUMNS,
+    NothingToGenerate,
+    NotOneNest,
+    refusal,
+    viewed,
+)
+from tuner.capture.nests.nest import DTYPES, Nest
+from tuner.capture.nests.nesting import nest_of
+from tuner.capture.nests.precision import stored_as, with_products
+from tuner.capture.nests.ranges import computed_of_ranges, with_ranges
+from tuner.capture.nests.recomputed import with_windows_of_operands
+from tuner.capture.nests.scans import with_scans
+from tuner.capture.nests.viewing import real_name, with_rows_copied
+from tuner.capture.nests.windows import with_windows
+from tuner.capture.tasks.half_products import makers_of
+from tuner.capture.tasks.images import images_of, with_images_copied
+from tuner.capture.tasks.library import Call, call_of, is_call, with_results_apart
+from tuner.capture.tasks.whole_numbers import counters_of, with_whole_numbers_called
+
+__all__ = ["Partition", "Stages", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One way to cut a graph in tasks.
+
+    In all but the default a nest computes again what an earlier one of its group did, where no
+    reduction stands before that, instead of reading it.
+
+    Attributes:
+        is_channels_last: whether images lie so between tasks.
+        is_recomputed: whether pointwise work before pooling is computed in its windows, and is
+            not stored.
+        is_apart: whether what follows a reduction, for all columns, is a nest of its own.
+    """
+
+    is_channels_last: bool = False
+    is_recomputed: bool = False
+    is_apart: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called, beside the default that has no name."""
+        words = {
+            "channels_last": self.is_channels_last,
+            "recomputed": self.is_recomputed,
+            "apart": self.is_apart,
+        }
+        return "_".join(word for word, holds in words.items() if holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Tasks in order: nests, and calls of PyTorch's own operations between them.
+
+    Attributes:
+        tasks: each reads what is given and what those before it wrote.
+        outputs: of the graph, by the name under which a task writes each.
+        updates: the buffers that a task's value is written to, with that value's name.
+        counters: buffers to which the call adds a whole number, with the number.
+        between: what a nest writes for another task, with its shape.
+        images: what lies channels last between tasks.
+        zeros: tensors of zeros that calls read, or add a number to, with their shape and dtype.
+    """
+
+    tasks: tuple[Nest | Call, ...]
+    outputs: tuple[str, ...]
+    updates: Mapping[str, str]
+    counters: Mapping[str, int]
+    between: Mapping[str, tuple[int, ...]]
+    images: frozenset[str] = frozenset()
+    zeros: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+
+    @property
+    def nests(self) -> tuple[Nest, ...]:
+        """The tasks that are nests, in order."""
+        return tuple(task for task in self.tasks if isinstance(task, Nest))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The tasks that are calls, in order."""
+        return tuple(task for task in self.tasks if isinstance(task, Call))
+
+
+_DEFAULT = Partition()
+
+
+def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
+    """Return a graph as tasks.
+
+    Args:
+        graph: of the module.
+        partition: how it is cut.
+
+    Raises:
+        NotOneNest: it names the line of the user's file and the operation.
+        NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
+            a kernel of ours takes on a GPU.
+    """
+    graph = with_whole_numbers_called(with_ranges(with_results_apart(graph)))
+    graph = with_windows(with_rows_copied(graph))
+    if partition.is_recomputed:
+        names = {*graph.outputs, *graph.buffer_updates.values()} | computed_of_ranges(graph)
+        graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
+    graph = with_products(with_scans(graph))
+    graph = with_images_copied(graph) if partition.is_channels_last else graph
+    counters = {buffer: more for buffer, (more, _) in counters_of(graph).items()}
+    nodes = {n.name: n for n in graph.nodes}
+    updates = {
+        b: real_name(graph, v) for b, v in graph.buffer_updates.items() if b not in counters
+    }
+    outputs = tuple(real_name(graph, name) for name in graph.outputs)
+    for name, real in [*zip(graph.outputs, outputs, strict=True), *updates.items()]:
+        if real not in nodes or not isinstance(viewed(graph, real), Node):
+            then = "leave it out of what forward returns, whose caller has it"
+            raise refusal(None, f"the result {name} is {real} as it is given", then=then)
+    left = [
+        n
+        for n in graph.nodes
+        if real_name(graph, n.name) == n.name
+        and n.op not in ("full", "index")
+        and n.name not in {graph.buffer_updates[buffer] for buffer in counters}
+    ]
+    left = _live(graph, left, {*outputs, *updates.values()})
+    left = _stored_or_read(graph, left, {*outputs, *updates.values()})
+    dtypes: dict[str, str] = {}
+    for name, real in zip(graph.outputs, outputs, strict=True):
+        dtype = graph.value(name).dtype
+        if dtypes.setdefault(real, dtype) != dtype:
+            raise refusal(nodes[real], f"{real} is returned as {dtypes[real]} and as {dtype}")
+    images = frozenset[str]()
+    if partition.is_channels_last:
+        images = images_of(graph, {*outputs, *updates.values()})
+    memory = _memory_of(graph, left, dtypes)
+    groups = _grouped(graph, left)
+    last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
+    tasks: list[Nest | Call] = []
+    between: dict[str, tuple[int, ...]] = {}
+    for number, group in enumerate(groups):
+        if is_call(group[0]):
+            for node in group:
+                tasks += _calls(graph, node, tasks)
+            continue
+        read = {name for name, reader in last_reader.items() if reader > number}
+        while group:
+            own = {*outputs, *updates.values()}
+            nest, later = _first(graph, group, own, memory, read, partition, images)
+            tasks.append(nest)
+            wanted = read | {real_name(graph, r) for n in later for r in n.refs}
+            between |= {o.name: nodes[o.name].shape for o in nest.outputs if o.name in wanted}
+            group = later
+    if not tasks:
+        raise refusal(None, "nothing is computed")
+    calls = [task for task in tasks if isinstance(task, Call)]
+    if len(calls) == len(tasks) and not makers_of(graph, calls):
+        done = dict.fromkeys(n.op.removeprefix("aten.") for n in left)
+        what = " and ".join(done)
+        number_words = "one call" if len(left) == 1 else f"{len(left)} calls"
+        raise NothingToGenerate(
+            f"nothing to generate: the forward is {number_words} of PyTorch's {what}"
+        )
+    operands = map(graph.value, dict.fromkeys(name for call in calls for name in call.reads))
+    filled = [v for v in operands if isinstance(v, Node) and v.op == "full"]
+    zeros = {node.name: (node.shape, node.dtype) for node in filled}
+    return Stages(tuple(tasks), outputs, updates, counters, between, images, zeros)
+
+
+def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call]:
+    """Return a node's call, behind those of the views that it reads."""
+    known = {task.name for task in before if isinstance(task, Call)}
+    found: list[Call] = []
+
+    def add(name: str) -> None:
+        value = graph.value(name)
+        if name in known or not isinstance(value, Node) or real_name(graph, name) == name:
+            return
+        known.add(name)
+        for ref in value.refs:
+            add(ref)
+        found.append(call_of(graph, value))
+
+    for ref in node.refs:
+        add(ref)
+    return [*found, call_of(graph, node)]
+
+
+def _memory_of(graph: Graph, nodes: Sequence[Node], results: Mapping[str, str]) -> dict[str, str]:
+    """Return the dtypes in memory of whole numbers and truths that calls make or read, by name.
+
+    Those of results are given; what nests alone read between them is stored as floats.
+    """
+    found = dict(results)
+    for node in nodes:
+        if is_call(node):
+            found.setdefault(node.name, node.dtype)
+            for ref in node.refs:
+                value = graph.value(real_name(graph, ref))
+                if not isinstance(value, Node):
+                    continue
+                if (returned := found.setdefault(value.name, value.dtype)) != value.dtype:
+                    what = f"{value.name}, which is {value.dtype} and returned as {returned}"
+                    raise refusal(node, f"{node.op} of {what}")
+        elif node.op in ("argmax", "argmin"):
+            found.setdefault(node.name, node.dtype)
+    return found
+
+
+def _first(
+    graph: Graph,
+    left: list[Node],
+    results: set[str],
+    memory: Mapping[str, str],
+    read_later: Container[str],
+    partition: Partition,
+    images: Collection[str],
+) -> tuple[Nest, list[Node]]:
+    """Return the first nest, and the nodes of later ones."""
+    later: set[str] = set()
+    users = graph.users
+    first: NotOneNest | None = None
+    while True:
+        own = [n for n in left if n.name not in later]
+        if not own:
+            assert first is not None
+            raise first
+        again = set[str]()
+        if partition != _DEFAULT:
+            again = _computed_again(graph, left, later, results)
+        rest = [n for n in left if n.name in later or n.name in again]
+        if len(rest) == len(left):  # the same again, for ever
+            raise first or refusal(own[0], f"{own[0].op}, which later nests compute again")
+        read = {real_name(graph, r) for n in rest for r in n.refs}
+        wanted = {
+            n.name: memory.get(n.name, stored_as(n))
+            for n in own
+            if n.name in results
+            or (n.name in read and n.name not in again)
+            or n.name in read_later
+        }
+        for name in wanted:
+            if wanted[name] not in DTYPES:
+                raise refusal(graph.value(name), f"a result is {wanted[name]}")  # type: ignore[arg-type]
+        if not wanted and first is not None and again:
+            raise first
+        if not wanted:
+            # Of no use to anything but what comes later: then it is computed there.
+            raise refusal(own[0], f"{own[0].op} is of no use")
+        try:
+            found = nest_of(graph, own, wanted, images, is_apart=partition.is_apart, memory=memory)
+            return found, rest
+        except NotOneNest as error:
+            first = first or error
+            if error.node is None:
+                raise
+            # Of a view that does not fit, only who reads it here: others read it before.
+            readers = _readers(graph, own, error.node.name) or [error.node.name]
+            behind = in_order(readers, lambda name: [user.name for user in users[name]])
+            if later.issuperset(behind):
+                raise
+            later |= {*behind}
+            # A tap is a read, which nothing stores for a later nest, nor whether it is a number.
+            taps = {n.name for n in left if n.op == "tap"}
+            masks = [n.name for n in left if n.dtype == "bool" and taps & {*n.refs}]
+            for name in (*masks, *taps):
+                later |= {name} if {user.name for user in users[name]} <= later else set()
+
+
+def _readers(graph: Graph, own: Sequence[Node], view: str) -> list[str]:
+    """Return which of these read a view, as it is or through others; none if it is one of them."""
+    if view in {node.name for node in own}:
+        return []
+
+    def is_through(name: str) -> bool:
+        value = graph.value(name)
+        if name == view or not isinstance(value, Node):
+            return name == view
+        return real_name(graph, name) != name and any(map(is_through, value.refs))
+
+    return [node.name for node in own if any(map(is_through, node.refs))]
+
+
+def _computed_again(
+    graph: Graph, left: Sequence[Node], later: Container[str], results: Container[str]
+) -> set[str]:
+    """Return what of a nest the later ones compute too.
+
+    No reduction or window stands before it, nor is it what a window is of, which is stored.
+    """
+    costly: set[str] = set()
+    for node in left:
+        read = {real_name(graph, ref) for ref in node.refs}
+        is_costly = node.op in OVER_COLUMNS or node.op in ("gather", "placed", "tap")
+        if is_costly or read & costly:
+            costly.add(node.name)
+    own = {n.name: n for n in left if n.name not in later and n.name not in costly}
+
+    def needed(node: Node) -> list[str]:
+        names = [real_name(graph, ref) for ref in node.refs]
+        return [name for name in names if name in own and name not in results]
+
+    wanted = [name for n in left if n.name in later and n.op != "tap" for name in needed(n)]
+    return set(in_order(wanted, lambda name: needed(own[name])))
+
+
+def _live(graph: Graph, nodes: list[Node], wanted: set[str]) -> list[Node]:
+    def read(name: str) -> list[str]:
+        value = graph.value(name)
+        return [real_name(graph, r) for r in value.refs] if isinstance(value, Node) else []
+
+    found = {*in_order([*wanted], read)}
+    return [n for n in nodes if n.name in found]
+
+
+def _stored_or_read(graph: Graph, nodes: list[Node], results: set[str]) -> list[Node]:
+    """Leave out what each nest that reads it computes of ranges, and nothing else needs."""
+    stored = set(results)
+    for node in nodes:
+        if is_call(node) or node.op == "tap":
+            stored |= {real_name(graph, ref) for ref in node.refs}
+    alone = computed_of_ranges(graph) - stored
+    return [n for n in nodes if n.name not in alone]
+
+
+def _grouped(graph: Graph, nodes: Sequence[Node]) -> list[list[Node]]:
+    """Return nodes in groups, each of calls alone or of what is computed; none is empty.
+
+    A group reads what is given, and what groups before it gave; nodes of one that are computed
+    read each other too. What is computed is put as late as what reads it allows: it is then
+    computed where it is needed, from what it reads, instead of being stored and read again.
+
+    Args:
+        graph: that they are of.
+        nodes: in order, without views.
+    """
+    own = {n.name for n in nodes}
+    calls = {n.name for n in nodes if is_call(n)}
+    reads = {n.name: {real_name(graph, r) for r in n.refs} & own for n in nodes}
+    first: dict[str, int] = {}  # calls have odd numbers
+    for node in nodes:
+        before = max((first[r] for r in reads[node.name]), default=0)
+        first[node.name] = before + before % 2 + (node.name in calls)
+    users: dict[str, list[str]] = {n.name: [] for n in nodes}
+    for name, refs in reads.items():
+        for ref in refs:
+            users[ref].append(name)
+    last = dict(first)
+    for node in reversed(nodes):
+        if node.name not in calls and users[node.name]:
+            last[node.name] = max(
+                first[node.name],
+                min(last[u] - (u in calls) for u in users[node.name]),
+            )
+    found: dict[int, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(last[node.name], []).append(node)
+    return [found[number] for number in sorted(found)]

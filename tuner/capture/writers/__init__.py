@@ -1,0 +1,1 @@
+"""Tasks written as templates: C++, CUDA C++ and Triton."""
