@@ -250,6 +250,22 @@ def test_of_a_product_the_template_and_its_parameter_are_found_again(folder, run
     assert own.items() <= again.params.items() and found == ("1-relu",)
 
 
+def test_a_nest_says_nothing_of_another_modules_product(folder, runs):
+    gate = "h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)"
+    size = {"rows": 256, "cols": 256, "device": "cuda"}
+    forwards = {"one": "h @ y, h", "biased": "nn.functional.linear(h, y, y[0]), h"}
+    one, biased = (
+        plan(config_of(folder, name, f"{gate}; return {forward}", **size), may_assume=True)
+        for name, forward in forwards.items()
+    )
+    (default, *_) = biased.defaults
+    assert default["template"] == WGMMA_TEMPLATE and default["product_k"] != 32
+    own = {"template": WGMMA_TEMPLATE, "product_k": 32, "block_rows": 8}
+    changed(runs, "1-one", {**default, **own}, one, device_name=biased.device.name)
+    (suggestion,) = reported(biased, runs).first
+    assert suggestion.params == {**default, "block_rows": 8}
+
+
 # ---- the index --------------------------------------------------------------------------------
 
 

@@ -29,7 +29,6 @@ __all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from", "starts_of", "
 MAX_FIRST = 3  # configurations of earlier runs that a search tries first
 MAX_RANKS = 50  # claims on a task that are looked at: many have the same configuration
 LEAST_SHARE = 0.1  # of the bytes of the largest task of its kind: below it, a task has no say
-_OF_CALLS = {"chunk"}  # parameters of products; all others are of nests
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class _Match:
             if not alike:
                 continue
             there = max(alike, key=lambda t: (t.key == task.key, t.num_bytes))
-            own = self._here(task, _own(there, run.params)).keys() & self._varied
+            own = self._here(task, _own(there, run)).keys() & self._varied
             if run.params.get("template") not in self._defaults and (
                 task.kind == "operator" or not own
             ):
@@ -212,7 +211,7 @@ class _Match:
         used = []
         for task in tasks:
             claim = chosen[task.name]
-            claimed = self._here(task, _own(claim.task, claim.run.params))
+            claimed = self._here(task, _own(claim.task, claim.run))
             fresh = {n: v for n, v in claimed.items() if n not in wanted}
             wanted |= fresh
             decides = task.kind == "library" and claim.run.params.get("template") == template
@@ -262,7 +261,7 @@ class _Match:
         for trial in trials:
             wanted: Params = {}
             for task, there in pairs:
-                wanted = {**self._here(task, _own(there, self._now(trial.params))), **wanted}
+                wanted = {**self._here(task, _own(there, run, self._now(trial.params))), **wanted}
             is_known = all(v in self._values[n] for n, v in wanted.items() if n in self._values)
             template = self._template(trial.params)
             params = self._feasible(template, wanted) if is_known else None
@@ -283,14 +282,16 @@ def _same(task: KernelTask) -> tuple[object, ...]:
     return task.kind, task.suffix, task.parameters
 
 
-def _own(task: KernelTask, params: Params) -> Params:
-    """Return the parameters that are a task's, by their plain names."""
+def _own(task: KernelTask, run: KnownRun, params: Params | None = None) -> Params:
+    """Return the parameters of a run's task, by their plain names: of its best, or of `params`."""
+    params = run.params if params is None else params
     if task.kind == "library":
         return {name: value for name, value in params.items() if name in task.parameters}
     if task.kind == "operator":
         return {name: value for name, value in params.items() if name != "template"}
+    of_calls = {name for t in run.tasks if t.kind == "library" for name in t.parameters}
     own = canonical(params, task.suffix)
-    return {name: value for name, value in own.items() if name not in {"template", *_OF_CALLS}}
+    return {name: value for name, value in own.items() if name not in {"template", *of_calls}}
 
 
 def _words(claims: Sequence[_Claim]) -> str:
