@@ -417,6 +417,7 @@ def test_the_line_is_read_at_each_call_and_compiles_with_the_module(tmp_path):
     assert has_rows(text) and with_rows(text, None) == text
     assert ways_in(text) == ("call", "step")
     assert ways_in(without_steps(text)) == ("call",)
+    assert ways_in("MATMUL_OPERATOR = 1\n" + without_steps(text)) == ("call",)  # a user's own
     reported = with_rows(text, {"call": (8, MOST), "step": NO_ROWS})
     assert f"\n{ROWS_NAME} = {{'call': (8, {MOST}), 'step': ({MOST}, 0)}}  # fewest" in reported
     assert with_rows(reported, None) == text

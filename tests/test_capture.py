@@ -295,6 +295,17 @@ def test_the_graph_computes_what_the_module_computes_by_nodes_of_the_vocabulary(
     assert set(graph.outputs) <= known
 
 
+def test_a_quotient_that_is_rounded_down_is_the_exact_ones(tmp_path):
+    """1.0 // 0.1 is 9: the quotient of the two rounds to 10."""
+    problem = problem_of(
+        tmp_path, model_text("pass", "return x // 0.1, x // y", f"{X}, {X}", "x, y")
+    )
+    graph = capture(problem)
+    ones, tenths = torch.ones(4, 6), torch.full((4, 6), 0.1)
+    found, _ = graph_interpreter.run(graph, [ones, tenths], {})
+    assert all(bool((each == 9.0).all()) for each in found)
+
+
 # ---- what a graph says beside its nodes -----------------------------------------------------
 
 

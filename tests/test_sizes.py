@@ -27,7 +27,7 @@ from tuner.evaluate.contender import Contender
 from tuner.evaluate.modules import imported
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
-from tuner.export.several import KERNELS_NAME, apart, take_kernel
+from tuner.export.several import KERNELS_NAME, apart, take_kernel, way_of
 from tuner.observing import Observer
 from tuner.planning import Planned, plan
 from tuner.problem.reference import load_problem
@@ -232,6 +232,12 @@ def decorated_2(helper: LIMIT_2) -> Kept_2:
 
 def test_what_a_text_names_at_its_top_level_gets_an_ending_and_nothing_else():
     assert apart(TEXT, "_2") == APART
+
+
+def test_each_operator_is_of_the_way_to_call_a_module_that_it_belongs_to():
+    steps = ("kept", "gradients", "weight_gradients", "gradients_1", "weight_gradients_1")
+    assert {way_of(name) for name in steps} == {"step"}
+    assert (way_of("op"), way_of("eval")) == ("call", "eval")
 
 
 @pytest.mark.parametrize(

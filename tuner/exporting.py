@@ -323,7 +323,7 @@ def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) 
             sizes=planned.config.problem.sizes,
             provenance=lines,
             standing=standing,
-            has_from_module="def from_module(" in planned.family.model_new,
+            has_from_module="\n    def from_module(" in planned.family.model_new,
         )
 
     return ExportFile(planned, run_path, "pytorch", slower.trial, path, False, text_of)

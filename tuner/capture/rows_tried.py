@@ -183,7 +183,7 @@ def _are_alike(records: Mapping[int, _Record]) -> bool:
 def _is_one_of_batch(values: Sequence[float], batches: Sequence[int]) -> bool:
     one, other = values[:2]
     if one == other or math.isnan(one):
-        return all(value == one or math.isnan(one) for value in values)
+        return all(value == one or (math.isnan(value) and math.isnan(one)) for value in values)
     each = (other - one) / (batches[1] - batches[0])
     fixed = one - each * batches[0]
     lines = [each * batch + fixed for batch in batches]

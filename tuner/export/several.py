@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ KERNELS_NAME = "_FUSED_KERNELS"  # of the line that says which kernel is for how
 KEPT_TEXTS = 16  # whose names are known: a run writes its files many times
 _WAYS: dict[str, Way] = {
     "eval": "eval", "kept": "step", "gradients": "step", "weight_gradients": "step",
-}  # of extra operators  # fmt: skip
+}  # of extra operators, which several of a kind are numbered behind  # fmt: skip
+_NUMBER = re.compile(r"_\d+$")
 
 
 _Place = tuple[int, int, str]  # line, byte of it, name
@@ -47,7 +49,7 @@ class Dispatch:
 
 def way_of(operator: str) -> Way:
     """Return the way to call a module in which an operator, `op` or an extra one, is called."""
-    return _WAYS.get(operator, "call")
+    return _WAYS.get(_NUMBER.sub("", operator), "call")
 
 
 def take_kernel(names: dict[str, Any], kernel: int) -> None:

@@ -56,6 +56,8 @@ def _rsub(low: Lowering, a: dict[str, Any]) -> Results:
 
 def _div(low: Lowering, a: dict[str, Any]) -> Results:
     mode = a.get("rounding_mode")
+    if mode == "floor":
+        return None  # 1.0 // 0.1 is 9, but the quotient rounds to 10
     if mode is not None and not low.dtype.startswith(("float", "bfloat")):
         return None  # whole numbers: a quotient in floating point would not be exact
     found = low.pointwise("div", a["self"], a["other"])

@@ -62,10 +62,16 @@ def ways_in(model_new: str) -> tuple[Way, ...]:
     A text that was generated says whether it takes steps; one around a family's operator has
     those of one mode, and one that was written by hand what it asks for.
     """
-    is_matched, is_generated = "_OPERATOR = " in model_new, "def usual_state(" in model_new
-    has_steps = is_matched or not is_generated or "_TAKES_STEPS = True" in model_new
+    is_generated = _has_line("def usual_state(", model_new)
+    is_matched = _has_line("    _OPERATOR = ", model_new)
+    has_steps = is_matched or not is_generated or _has_line("_TAKES_STEPS = True", model_new)
     ways: tuple[Way, ...] = ("call", "step") if has_steps else ("call",)
     return (*ways, "eval") if not is_generated and '"eval"' in model_new else ways
+
+
+def _has_line(start: str, text: str) -> bool:
+    """Whether a line begins so: a user's own names may end like ours."""
+    return f"\n{start}" in f"\n{text}"
 
 
 def why_no_steps(model_new: str) -> str:

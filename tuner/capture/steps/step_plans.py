@@ -47,12 +47,11 @@ class StepPlan:
     def calls(self) -> list[tuple[str, BackwardPlan]]:
         """The calls of the backwards, by the name of each, in order."""
         found: list[tuple[str, BackwardPlan]] = []
-        for each in self.backwards:
-            if each.stages is not None:
-                end = f"_{len(found)}" if found else ""
-                found.append((f"gradients{end}", each))
-                if each.of_weights is not None:
-                    found.append((f"weight_gradients{end}", each.of_weights))
+        for number, each in enumerate(b for b in self.backwards if b.stages is not None):
+            end = f"_{number}" if number else ""
+            found.append((f"gradients{end}", each))
+            if each.of_weights is not None:
+                found.append((f"weight_gradients{end}", each.of_weights))
         return found
 
 
