@@ -46,7 +46,7 @@ __all__ = [
 
 Value = bool | int | float | str
 Params = dict[str, Value]
-Language = Literal["cuda", "cpp", "triton", "hip"]
+Language = Literal["cuda", "cpp", "triton"]
 
 
 class Status(StrEnum):

@@ -44,7 +44,6 @@ CUDA_FLAGS = (
     "-D__CUDA_NO_HALF2_OPERATORS__",
     "--expt-relaxed-constexpr",
 )
-HIP_FLAGS = ("-std=c++17", "-O3", "-x", "hip")
 LAYOUT_VERSION = 2  # of a cache folder and of the commands below; part of every key
 
 
@@ -55,7 +54,7 @@ class Toolchain:
     Attributes:
         kind: of the device.
         host_compiler: for C++; None where there is none.
-        device_compiler: nvcc or hipcc; None where there is none, or the device is a CPU.
+        device_compiler: nvcc; None where there is none, or the device is a CPU.
         capability: of an NVIDIA GPU, 90 for 9.0.
         cpp_flags: what shapes the code of `.cpp` text (an export's `extra_cflags`); its
             `-march` follows $TUNER_MARCH.
@@ -87,7 +86,6 @@ class Toolchain:
         kind: Kind,
         capability: int | None = None,
         languages: Collection[Language] | None = None,
-        architecture: str = "",
     ) -> Toolchain:
         """Find the compilers for a device.
 
@@ -95,7 +93,6 @@ class Toolchain:
             kind: of the device.
             capability: 90 for compute capability 9.0; needed for kind "cuda".
             languages: what must be compilable; by default that of the device's own compiler.
-            architecture: "gfx90a", say; needed for kind "hip".
 
         Raises:
             ToolchainError: a compiler is missing, does not run, or is too old for the GPU; the
@@ -105,16 +102,12 @@ class Toolchain:
         own = PLATFORMS[kind].language
         wanted = [own] if languages is None else languages
         host = find_host_compiler()
-        own_compiler = find_gpu_program(_OWN_COMPILERS[kind]) if kind in _OWN_COMPILERS else None
+        own_compiler = find_gpu_program("nvcc") if kind == "cuda" else None
         flags: tuple[str, ...] = CUDA_FLAGS
         if kind == "cuda":
             if capability is None:
                 raise ToolchainError("the GPU's compute capability is needed to compile for it")
             flags = (*CUDA_FLAGS, _gencode(capability))
-        elif kind == "hip":
-            if not architecture:
-                raise ToolchainError("the GPU's architecture is needed to compile for it")
-            flags = (*HIP_FLAGS, f"--offload-arch={architecture}")
         toolchain = cls(
             kind=kind,
             host_compiler=host,
@@ -145,8 +138,13 @@ class Toolchain:
                 "no C++ compiler found: looked for $CXX, g++, c++ and clang++ on PATH\n"
                 "  hint: install g++ (apt install g++, dnf install gcc-c++)"
             )
-        if language in _MISSING and self.device_compiler is None:
-            raise ToolchainError(_MISSING[language])
+        if language == "cuda" and self.device_compiler is None:
+            raise ToolchainError(
+                "nvcc not found: looked in $CUDA_HOME/bin, $CUDA_PATH/bin, on PATH and in "
+                "/usr/local/cuda/bin\n"
+                "  hint: install the CUDA toolkit (its version should be your PyTorch's "
+                "torch.version.cuda), or set CUDA_HOME"
+            )
 
     def signature(self, language: Language) -> str:
         """Key of all that shapes the machine code of `language` besides the text."""
@@ -186,9 +184,6 @@ class Toolchain:
         if language == "cpp":
             return [self.host_compiler, *self.cpp_flags, "-fPIC", *self.link_flags, *output]
         assert self.device_compiler is not None
-        if language == "hip":
-            ours = ["-fPIC", "-Rpass-analysis=kernel-resource-usage"]
-            return [self.device_compiler, *self.device_flags, *ours, *output]
         linker = [flag.removeprefix("-Wl,") for flag in self.link_flags]
         ours = ["-ccbin", self.host_compiler, "-Xcompiler", "-fPIC", "-Xptxas", "-v"]
         # Uncompressed, so that `_hash_code` sees the symbols of the device code.
@@ -204,15 +199,6 @@ _OBEYED = (
     "LIBRARY_PATH",
     "COMPILER_PATH",
 )
-_OWN_COMPILERS: dict[Kind, str] = {"cuda": "nvcc", "hip": "hipcc"}
-_MISSING: dict[Language, str] = {
-    "cuda": "nvcc not found: looked in $CUDA_HOME/bin, $CUDA_PATH/bin, on PATH and in "
-    "/usr/local/cuda/bin\n"
-    "  hint: install the CUDA toolkit (its version should be your PyTorch's "
-    "torch.version.cuda), or set CUDA_HOME",
-    "hip": "hipcc not found: looked in $ROCM_PATH/bin, on PATH and in /opt/rocm/bin\n"
-    "  hint: install ROCm, or set ROCM_PATH",
-}
 
 # Prints a syntax error in the form of a C++ compiler's. Nothing of the text is run.
 _CHECK_PYTHON = """

@@ -85,16 +85,10 @@ def find_host_compiler() -> str | None:
 
 
 def find_gpu_program(name: str) -> str | None:
-    """Return the path of hipcc, nvcc or ncu: of its toolkit, on PATH, or where it usually is.
-
-    The toolkit is in $ROCM_PATH (hipcc), or in $CUDA_HOME or $CUDA_PATH.
-    """
-    is_hip = name == "hipcc"
-    variables = ("ROCM_PATH",) if is_hip else ("CUDA_HOME", "CUDA_PATH")
-    usual = "/opt/rocm" if is_hip else "/usr/local/cuda"
-    roots = (os.environ.get(variable) for variable in variables)
+    """Return the path of nvcc or ncu: of $CUDA_HOME or $CUDA_PATH, on PATH, or the usual one."""
+    roots = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
     at_roots = (str(Path(root, "bin", name)) for root in roots if root)
-    return _first_program(*at_roots, name, f"{usual}/bin/{name}")
+    return _first_program(*at_roots, name, f"/usr/local/cuda/bin/{name}")
 
 
 def driver_version() -> str:

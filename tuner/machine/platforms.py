@@ -3,7 +3,7 @@
 On a CPU a call is done when it returns. On a GPU it is launched on a stream while the host goes
 on: its functions get the stream, and whoever wants to know that it is done waits. Everything else
 asks the record. What a further kind needs besides: a description (`device`) and a timer
-(`evaluate.timers`). Nobody has run HIP's texts yet; they compile.
+(`evaluate.timers`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "visible_as",
 ]
 
-Kind = Literal["cpu", "cuda", "hip"]
+Kind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +105,9 @@ _CUDA = Platform(
     is_gpu=True, dispatch_key="CUDA",
     needs="nvcc, a C++ compiler and ninja (compiled at the first import)",
 )  # fmt: skip
-# To PyTorch's Python a ROCm device is a CUDA one, and its extensions are translated as they load.
-_HIP = Platform(
-    kind="hip", torch_type="cuda", language="hip", ending=".hip.j2", source_name="source.hip",
-    is_gpu=True, dispatch_key="CUDA",
-    needs="hipcc, a C++ compiler and ninja (compiled at the first import)",
-)  # fmt: skip
-VISIBLE = "CUDA_VISIBLE_DEVICES"  # ROCm reads it as well
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 GPU_FILES = "/dev/nvidia[0-9]*"  # of each of NVIDIA's
-PLATFORMS: Mapping[Kind, Platform] = MappingProxyType({"cpu": _CPU, "cuda": _CUDA, "hip": _HIP})
+PLATFORMS: Mapping[Kind, Platform] = MappingProxyType({"cpu": _CPU, "cuda": _CUDA})
 _BY_LANGUAGE: dict[Language, Platform] = {one.language: one for one in PLATFORMS.values()}
 
 FILE_ENDINGS: dict[Language, str] = {"triton": ".triton.py.j2"}
