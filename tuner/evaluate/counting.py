@@ -42,7 +42,7 @@ REASONS = (
     "long_scoreboard", "short_scoreboard", "barrier", "math_pipe_throttle", "mio_throttle",
     "lg_throttle", "wait", "not_selected",
 )  # fmt: skip
-HOPPER_REASON, HOPPER = "gmma", 90
+HOPPER_REASON = "gmma"
 # What --print-units base prints, in older versions and in newer ones.
 _US = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
 _US |= {"s": 1e6, "second": 1e6}

@@ -112,10 +112,6 @@ def _given_numbers() -> Iterator[dict[int, torch.Tensor]]:
             del known[id(tensor)]  # written to since
 
 
-if TYPE_CHECKING:
-    import torch
-
-
 @contextlib.contextmanager
 def conversions_of_fakes() -> Iterator[None]:
     """Let modules with fake parameters be converted, in this process, while it is entered.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.nests.nest import Nest, Scan, Statement
-from tuner.capture.nests.operations import converted, literal
+from tuner.capture.nests.operations import literal
 from tuner.capture.writers.triton_blocks import SEARCHED, Blocks
 from tuner.capture.writers.triton_loops import Writer
 
@@ -75,4 +75,4 @@ class ScanWriter(Writer):
         (operand,) = scan.operands
         if isinstance(operand, str):
             return self._floats(operand, is_block=True)
-        return converted(literal(float(operand), "triton"), "float", "float", "triton")
+        return literal(float(operand), "triton")

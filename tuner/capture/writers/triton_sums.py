@@ -82,8 +82,8 @@ def _joined(stages: Stages, nest: Nest, sums: Nest) -> Summed:
         replace(p, writes=[o for o in p.writes if o.name in wanted]) for p in nest.passes
     )
     outputs = tuple(o for o in nest.outputs if o.name in wanted)
-    of_rows = tuple(t for t in sums.arguments if not sums.is_inner(t.name))
-    return Summed(replace(nest, passes=passes, outputs=outputs), replace(sums, arguments=of_rows))
+    # The sums read only what the nest has, so that their part of the kernel is given nothing.
+    return Summed(replace(nest, passes=passes, outputs=outputs), replace(sums, arguments=()))
 
 
 class SumsWriter(Writer):
