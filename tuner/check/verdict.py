@@ -50,6 +50,7 @@ BEYOND_ULPS = 64  # of the largest value: an answer of which PyTorch's own error
 ULP_OF = {"": 0.0, "float64": ULP, "float32": ULP, "tf32": 2.0**-11,
           "pytorch": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # fmt: skip
 OF_ROWS = [TELLS[name] for name in ("rows", "tiles", "batch")]  # of a forward's rows
+MAX_RAISED_CHARS = 600  # of what was raised, in a verdict
 CLOSE = 4.0  # times a limit that may be chance; TF32 is some 100 times, a wrong result far more
 # Of the elements of an output, so many may lie at a kink by chance: where a sum of terms of 1e9 is
 # clamped to 1, float32 has the wrong end for one in some millions.
@@ -310,12 +311,12 @@ def _judge_beyond(expected: Expected, answer: Answer, accuracy: Accuracy) -> tup
     return "", f"{refused}; the answer is right"
 
 
-def _shortened(text: str, limit: int = 600) -> str:
+def _shortened(text: str) -> str:
     """Return what was raised in one line: PyTorch names missing keys in lines of their own."""
     text = one_line(text, len(text) + 4)
-    if len(text) <= limit:
+    if len(text) <= MAX_RAISED_CHARS:
         return text
-    return f"{text[:limit]} ... ({len(text) - limit} characters more)"
+    return f"{text[:MAX_RAISED_CHARS]} ... ({len(text) - MAX_RAISED_CHARS} characters more)"
 
 
 def _unasked_gradient(expected: Expected, answer: Answer) -> str:

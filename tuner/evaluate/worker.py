@@ -36,6 +36,7 @@ from tuner.wording import one_line
 __all__ = ["Blob", "Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]
 
 RESTART_WAITS_S = (1.0, 5.0)  # a device that was reset needs a moment
+NUM_QUOTED_LINES = 12  # of the output of a worker that failed
 EXIT_WAIT_S = 2.0  # a dying process closes its sockets a little before it can be waited for
 
 
@@ -105,11 +106,11 @@ class Reply:
     blobs: list[bytearray | mmap.mmap]
 
 
-def _quote(log: str, num_lines: int = 12) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
+def _quote(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()][-NUM_QUOTED_LINES:]
     if not lines:
         return ""
-    return "\n  its last output:\n" + "\n".join(f"    {line[:500]}" for line in lines[-num_lines:])
+    return "\n  its last output:\n" + "\n".join(f"    {line[:500]}" for line in lines)
 
 
 class Worker:

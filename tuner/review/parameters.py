@@ -29,6 +29,7 @@ __all__ = [
     "parameter_figure",
 ]
 
+NUM_TICKS = 5  # of the axis of latencies
 MIN_CORRECT_FOR_IMPORTANCE = 30  # Optuna compares the best tenth, so 3 trials, with the rest
 
 # Blue to orange through grey: distinct for the colour-blind, seen on white and on the dark page.
@@ -206,8 +207,8 @@ def parallel_figure(trials: Sequence[Trial], names: Sequence[str]) -> Any:
     return figure
 
 
-def _log_ticks(logs: Sequence[float], num: int = 5) -> list[float]:
+def _log_ticks(logs: Sequence[float]) -> list[float]:
     low, high = (min(logs), max(logs)) if logs else (0.0, 1.0)
     if high - low < 1e-9:
         return [low]
-    return [low + (high - low) * i / (num - 1) for i in range(num)]
+    return [low + (high - low) * i / (NUM_TICKS - 1) for i in range(NUM_TICKS)]

@@ -49,6 +49,7 @@ ABSENT = "absent"  # a parameter that a template does not have
 # In a reason: 17, -0.5, 1,024, 3.2e-7, 0x7ffe, nan, as they differ from trial to trial.
 _NUMBER = re.compile(r"[-+]?(0x[0-9a-f]+|\d[\d,.]*(e[-+]?\d+)?)|[-+]?\b(nan|inf)\b", re.IGNORECASE)
 MAX_FAILURE_GROUPS = 40
+MAX_CONTESTANTS = 25  # combinations of values in one table
 MAX_LOG_CHARS = 6_000  # of a compiler's log on the page; the run's folder keeps it whole
 MAX_REASON_CHARS = 300  # in the table; the group of failures has it whole
 
@@ -307,7 +308,7 @@ class Table:
     numeric: frozenset[str] = frozenset()
 
 
-def contest(trials: Sequence[Trial], names: Sequence[str], most: int = 25) -> Table:
+def contest(trials: Sequence[Trial], names: Sequence[str]) -> Table:
     """Return which values of some parameters, together, gave the best latency, best first."""
     best_us = min(map(latency_us_of, trials), default=math.inf)
     ranked = []
@@ -315,7 +316,8 @@ def contest(trials: Sequence[Trial], names: Sequence[str], most: int = 25) -> Ta
         times = sorted(latency_us_of(t) for t in correct_trials(group))
         ranked.append((times[0] if times else math.inf, values, len(group), times))
     ranked.sort(key=lambda entry: entry[:2])
-    unit = time_unit(first_us for first_us, _, _, times in ranked[:most] if times)
+    del ranked[MAX_CONTESTANTS:]
+    unit = time_unit(first_us for first_us, _, _, times in ranked if times)
     rows = [
         (
             *values,
@@ -325,7 +327,7 @@ def contest(trials: Sequence[Trial], names: Sequence[str], most: int = 25) -> Ta
             us_in(statistics.median(times), unit) if times else NONE,
             f"{times[0] / best_us:.3f}" if times else NONE,
         )
-        for _, values, count, times in ranked[:most]
+        for _, values, count, times in ranked
     ]
     counted = ("trials", "correct", f"best {unit}", f"median {unit}", "times the best")
     return Table((*names, *counted), tuple(rows), frozenset(counted))

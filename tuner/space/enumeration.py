@@ -214,7 +214,7 @@ class Walk:
             found.append((sources, value_indices))
             num_choices = self.num_choices + sum(len(s) for s, _ in found)
             if self.num_visited > MAX_VISITED or num_choices > MAX_CHOICES:
-                raise InputError(self._explain_too_much(depth, states))
+                raise InputError(self._explain_too_much(depth))
         return np.concatenate([s for s, _ in found]), np.concatenate([d for _, d in found])
 
     def _counted(
@@ -256,7 +256,7 @@ class Walk:
 
     # ---- why it is too much -----------------------------------------------------------------
 
-    def _explain_too_much(self, depth: int, states: Mapping[str, ValueIndices]) -> str:
+    def _explain_too_much(self, depth: int) -> str:
         bound = {parameter.name for parameter in self.order[: depth + 1]}
         late = [
             constraint

@@ -68,9 +68,9 @@ _TWO: tuple[Kind, ...] = ("float", "float")
 _MASKS: tuple[Kind, ...] = ("mask", "mask")
 
 
-def _infix(sign: str, flop: int = 1) -> Operation:
+def _infix(sign: str) -> Operation:
     text = f"({{0}} {sign} {{1}})"
-    return Operation(text, text, text, flop, 0.5, takes=_TWO)
+    return Operation(text, text, text, 1, 0.5, takes=_TWO)
 
 
 def _comparison(sign: str) -> Operation:
