@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.graph.vocabulary import COMMUTING
 
 __all__ = ["Correspondence", "correspondences"]
 
-# Operations whose first two operands may change places.
-_COMMUTING = {"add", "mul", "maximum", "minimum", "eq", "ne"}
 # What stands for a parameter that is absent, by the operation that takes it, and its place there.
 _NEUTRAL = {("add", 0): 0.0, ("add", 1): 0.0, ("mul", 0): 1.0, ("mul", 1): 1.0, ("linear", 2): 0.0}
 MAX_STEPS = 20_000  # pairs that are looked at: a graph of many equal parts has many ways to fit
@@ -163,7 +162,7 @@ class _Search:
         if self.is_exact and a.attrs != b.attrs:
             return
         orders = [a.args]
-        if a.op in _COMMUTING and len(a.args) >= 2:
+        if a.op in COMMUTING and len(a.args) >= 2:
             orders.append((a.args[1], a.args[0], *a.args[2:]))
         for args in orders:
             goals: list[tuple[str, str]] = []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from tuner.capture.nests.index_space import ALIASES
 from tuner.capture.outline import KernelTask, Outline
 from tuner.machine.datasheets import bandwidth_gbps, peak_tflops
 from tuner.profiled import KernelTime, busy_us
@@ -28,7 +29,6 @@ NEAR = 0.6  # of a rate: below, it is not what bounds
 NUM_SHOWN = 2  # of the tasks, in the sentence
 MUCH = 1.25  # times the least traffic: more is worth a word
 _PLAIN = "fp32"  # what generated loops compute in
-_VIEWS = {"permute", "slice", "expand", "view"}  # which PyTorch need not copy
 # A template of another partition is nest_<how>_triton; its nests have other numbers.
 _OTHER_CUT = re.compile(r"nest_\w+_triton")
 
@@ -280,7 +280,7 @@ def _bytes_of(outline: Outline, tasks: Sequence[KernelTask]) -> int | None:
     if len(tasks) > 1 and any(task.kind == "nest" for task in tasks):
         return None
     ops = {step.name: step.text.partition("(")[0] for step in outline.steps}
-    return sum(t.num_bytes for t in tasks if ops.get(t.name) not in _VIEWS) or None
+    return sum(t.num_bytes for t in tasks if ops.get(t.name) not in ALIASES) or None
 
 
 def _units_of(run_data: RunData, outline: Outline, tasks: Sequence[KernelTask]) -> str:

@@ -16,16 +16,16 @@ from tuner.capture.graph.graph import Operand, Ref
 from tuner.capture.graph.lowering import Lowering
 from tuner.capture.graph.rules_reducing import Results, Rule
 
-__all__ = ["POOLING"]
+__all__ = ["MOST_TAPS", "POOLING", "by_axis"]
 
 # Floats count the elements of a plane, and find lines of them: (n + 0.5) / size is rounded by less
 # than it is away from a whole number where n has so few values.
 MOST_PLACES = 2**21
-MOST_TAPS = 32  # places of a window that is taken as a whole
+MOST_TAPS = 32  # places of a window that is taken as a whole, here and by a nest
 Sizes = Sequence[int]
 
 
-def _numbers(value: Any, num_axes: int, default: Sizes) -> list[int]:
+def by_axis(value: Any, num_axes: int, default: Sizes) -> list[int]:
     """Return one number for each axis, as PyTorch reads one for all, or none."""
     found = [value] if isinstance(value, int) else [*(value or default)]
     return found * num_axes if len(found) == 1 else found
@@ -33,12 +33,12 @@ def _numbers(value: Any, num_axes: int, default: Sizes) -> list[int]:
 
 def _geometry(a: Mapping[str, Any], num_axes: int) -> dict[str, Any]:
     """Return the attributes of windows, each with one number for each axis."""
-    kernel = _numbers(a["kernel_size"], num_axes, ())
+    kernel = by_axis(a["kernel_size"], num_axes, ())
     return {
         "kernel_size": kernel,
-        "stride": _numbers(a["stride"], num_axes, kernel),
-        "padding": _numbers(a["padding"], num_axes, [0]),
-        "dilation": _numbers(a.get("dilation"), num_axes, [1]),
+        "stride": by_axis(a["stride"], num_axes, kernel),
+        "padding": by_axis(a["padding"], num_axes, [0]),
+        "dilation": by_axis(a.get("dilation"), num_axes, [1]),
     }
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["VOCABULARY", "Kind", "Operation", "kind_of"]
+__all__ = [
+    "COMMUTING", "COMPARISONS", "MOVES", "VOCABULARY", "WINDOW", "Kind", "Operation", "kind_of",
+]  # fmt: skip
 
 Kind = Literal["pointwise", "reduction", "index", "create", "library", "scan", "opaque"]
 
@@ -42,7 +44,7 @@ def _pointwise(operands: str, names: str, *, is_comparison: bool = False) -> lis
 
 
 _CONVOLUTION = ("stride", "padding", "dilation", "groups")
-_WINDOW = ("kernel_size", "stride", "padding")
+WINDOW = ("kernel_size", "stride", "padding")  # of pooling: most has a dilation besides
 _ROWS = [
     *_pointwise("x", "neg abs exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal square sin cos"),
     *_pointwise("x", "tanh sigmoid silu erf relu selu mish hardsigmoid hardswish logsigmoid"),
@@ -107,7 +109,7 @@ _ROWS = [
         "scaled_dot_product_attention",
     ),
     *(
-        Operation(f"max_pool{n}d", "library", "x", (*_WINDOW, "dilation", "ceil_mode"))
+        Operation(f"max_pool{n}d", "library", "x", (*WINDOW, "dilation", "ceil_mode"))
         for n in (1, 2, 3)
     ),
     *(
@@ -116,7 +118,7 @@ _ROWS = [
             "library",
             "x",
             (
-                *_WINDOW,
+                *WINDOW,
                 "ceil_mode",
                 "count_include_pad",
                 *(("divisor_override",) if n > 1 else ()),
@@ -129,7 +131,7 @@ _ROWS = [
         "max_place",
         "library",
         "x, corner, first",
-        (*_WINDOW, "dilation"),
+        (*WINDOW, "dilation"),
         "of each window's maximum, the last NaN or else the first one, its place in the plane: "
         "`corner` is that of the window's first element, `first` of the first one inside",
     ),
@@ -137,14 +139,14 @@ _ROWS = [
         "max_pool_grad",
         "library",
         "grad, places, own",
-        (*_WINDOW, "dilation"),
+        (*WINDOW, "dilation"),
         "sums over the windows whose place is an element's `own`",
     ),
     Operation(
         "avg_pool_grad",
         "library",
         "grad",
-        (*_WINDOW, "dilation", "divisor"),
+        (*WINDOW, "dilation", "divisor"),
         "sums over the windows that hold an element, / divisor",
     ),
     Operation("cumsum", "scan", "x", ("axis",)),
@@ -153,6 +155,11 @@ _ROWS = [
 ]
 
 VOCABULARY: dict[str, Operation] = {row.name: row for row in _ROWS}
+COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
+# Operations whose first two operands may change places.
+COMMUTING = {"add", "mul", "maximum", "minimum", "eq", "ne"}
+# What elements go through as they are: no arithmetic is done.
+MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
 
 
 def kind_of(op: str) -> Kind:

@@ -18,6 +18,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, free_name, in_order
+from tuner.capture.graph.vocabulary import COMPARISONS
 from tuner.capture.nests.operations import OPERATIONS
 from tuner.capture.nests.precision import EXACT, FLOATS
 from tuner.capture.nests.viewing import real_name
@@ -32,7 +33,6 @@ __all__ = [
 
 _WHOLE = {"int32", "int64"}
 _SAME = {"view", "expand", "cast"}
-_COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 Bounds = tuple[int, int]  # the least and the largest value
 
 
@@ -74,7 +74,7 @@ def with_ranges(graph: Graph) -> Graph:
     floats = {name: Ref(free_name(f"{name}_float", taken)) for name in stored}
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.name in found or node.op in _COMPARISONS | {"cast", "gather", "placed"}:
+        if node.name in found or node.op in COMPARISONS | {"cast", "gather", "placed"}:
             args = tuple(floats.get(a.name, a) if isinstance(a, Ref) else a for a in node.args)
             node = replace(node, args=args)
         if node.name not in found:
@@ -144,7 +144,7 @@ def _takes_floats(user: Node, name: str, found: Container[str]) -> bool:
     # Which element of each row is read, or written.
     is_place = user.args[{"gather": 1, "placed": 0}.get(user.op, -1)] == Ref(name)
     is_place = is_place and user.op in ("gather", "placed")
-    return user.name in found or user.op in _COMPARISONS or is_cast or is_place
+    return user.name in found or user.op in COMPARISONS or is_cast or is_place
 
 
 def _stored_as_whole(graph: Graph, found: set[str]) -> set[str]:

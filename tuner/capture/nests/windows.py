@@ -16,15 +16,15 @@ from typing import Any
 from pydantic import JsonValue
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref
+from tuner.capture.graph.rules_pooling import MOST_TAPS, by_axis
+from tuner.capture.graph.vocabulary import WINDOW
 from tuner.capture.nests.index_space import SAME_ORDER
 from tuner.capture.nests.nest import Axis, Tap
 from tuner.capture.nests.precision import FLOATS
 
 __all__ = ["cpp_tap", "cpp_window", "is_spread", "tap_of", "triton_tap", "with_windows"]
 
-MOST_TAPS = 32  # of one window; larger ones stay a call of PyTorch
 _POOLS = ("max", "avg")
-_GEOMETRY = ("kernel_size", "stride", "padding")
 # What lies beyond the edges.
 _FILLS = {"max": -math.inf, "avg": 0.0, "zeros": 0.0, "ones": 1.0, "nowhere": -1.0}
 
@@ -49,10 +49,10 @@ def _unrolled(graph: Graph, node: Node) -> list[Node]:
     if kind not in _POOLS or node.dtype not in FLOATS or is_spread(graph, node.refs[0]):
         return []
     num_axes = int(rest[0])
-    kernel = _numbers(node.attrs.get("kernel_size"), num_axes, 1)
-    stride = _numbers(node.attrs.get("stride"), num_axes, kernel)
-    padding = _numbers(node.attrs.get("padding"), num_axes, 0)
-    dilation = _numbers(node.attrs.get("dilation"), num_axes, 1)
+    kernel = by_axis(node.attrs.get("kernel_size"), num_axes, [1])
+    stride = by_axis(node.attrs.get("stride"), num_axes, kernel)
+    padding = by_axis(node.attrs.get("padding"), num_axes, [0])
+    dilation = by_axis(node.attrs.get("dilation"), num_axes, [1])
     is_uneven = node.attrs.get("ceil_mode") or (
         any(padding) and node.attrs.get("count_include_pad") is False
     )
@@ -80,7 +80,7 @@ def _places(graph: Graph, node: Node, before: Sequence[Node]) -> list[Node]:
     assert isinstance(source, Ref)
     kernel = _integers(node.attrs["kernel_size"])
     num_axes, value = len(kernel), graph.value(source.name)
-    of_axes: dict[str, JsonValue] = {n: node.attrs[n] for n in (*_GEOMETRY, "dilation")}
+    of_axes: dict[str, JsonValue] = {n: node.attrs[n] for n in (*WINDOW, "dilation")}
     made: list[Node] = []
     pooled = next(
         (
@@ -130,7 +130,7 @@ def _places(graph: Graph, node: Node, before: Sequence[Node]) -> list[Node]:
 def _gathered(graph: Graph, node: Node) -> list[Node]:
     """Write a gradient of pooling: of each element what comes from the windows that hold it."""
     kernel, stride, padding, dilation = (
-        _integers(node.attrs[name]) for name in (*_GEOMETRY, "dilation")
+        _integers(node.attrs[name]) for name in (*WINDOW, "dilation")
     )
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     # Windows that hold an element, or places of a window where those are fewer, as if dilated.
@@ -234,14 +234,6 @@ def _joined(node: Node, kind: str, taps: Sequence[Node]) -> Iterator[Node]:
     for number, (op, args) in enumerate(steps):
         name = node.name if number + 1 == len(steps) else f"{node.name}_of_{number + 2}"
         yield replace(node, name=name, op=op, args=args, attrs={})
-
-
-def _numbers(value: JsonValue, count: int, default: int | Sequence[int]) -> list[int]:
-    """Return one number for each axis, as PyTorch reads one for all, or none."""
-    if value is None or value == []:
-        return [default] * count if isinstance(default, int) else list(default)
-    found = [int(str(v)) for v in value] if isinstance(value, list) else [int(str(value))]
-    return found * count if len(found) == 1 else found
 
 
 def tap_of(graph: Graph, node: Node, source: str, *, is_last: bool = False) -> Tap:

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 from tuner.capture.graph.graph import Node, Operand, Ref
 from tuner.capture.nests.index_space import axes_of
-from tuner.capture.rewrites.edits import Edit, broadcast, number_of
+from tuner.capture.rewrites.edits import LARGEST, Edit, broadcast, number_of
 
 __all__ = ["shift_cancelled"]
 
-LARGEST = 3.4e38  # about the largest float32: a number beyond it is Inf there
 Axes = frozenset[int]  # of a value, those that mean and variance are over
 Parts = tuple[Operand | None, Operand | None]  # what varies over these axes, and what does not
 

@@ -22,11 +22,9 @@ from pydantic import JsonValue
 
 from tuner.capture.graph.graph import Node, Operand, Ref
 from tuner.capture.nests.index_space import axes_of
-from tuner.capture.rewrites.edits import Edit, number_of, with_number
+from tuner.capture.rewrites.edits import LARGEST, Edit, number_of, with_number
 
 __all__ = ["sum_of_linear"]
-
-LARGEST = 3.4e38  # about the largest float32: a number beyond it is Inf there
 
 
 def sum_of_linear(edit: Edit) -> tuple[int, str] | None:

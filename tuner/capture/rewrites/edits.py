@@ -11,7 +11,9 @@ from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor, in_orde
 from tuner.capture.graph.vocabulary import VOCABULARY
 from tuner.capture.nests.batch_numbers import BatchNumber
 
-__all__ = ["Edit", "broadcast", "number_of", "with_number"]
+__all__ = ["LARGEST", "Edit", "broadcast", "number_of", "with_number"]
+
+LARGEST = 3.4e38  # about the largest float32: a number beyond it is Inf there
 
 
 class Edit:

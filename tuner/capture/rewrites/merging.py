@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Mapping
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref
+from tuner.capture.graph.vocabulary import MOVES
 from tuner.capture.rewrites.edits import Edit, number_of, with_number
 
 __all__ = [
@@ -310,16 +311,13 @@ def constant_outputs(graph: Graph) -> tuple[str, ...]:
             shapes = {_packed(edit.shape(arg)) for arg in node.args} | {_packed(node.shape)}
             if one == other and len(shapes) == 1:
                 return True
-        is_plain = node.kind in ("pointwise", "reduction", "scan") or node.op in _MOVES
+        is_plain = node.kind in ("pointwise", "reduction", "scan") or node.op in MOVES
         return is_plain and all(name in constant for name in node.refs)
 
     for node in graph.nodes:
         if is_constant(node):
             constant.add(node.name)
     return tuple(name for name in graph.outputs if name in constant)
-
-
-_MOVES = {"view", "permute", "expand", "slice", "flip", "cat", "pad"}
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from tuner.capture.graph.graph import Graph
 from tuner.capture.tasks.library import Call
-from tuner.capture.tasks.makers import Products, parameter
+from tuner.capture.tasks.makers import INCLUDE_PRODUCTS, Products, parameter
 
 __all__ = [
     "CONVOLUTIONS", "CONVOLUTION_TEMPLATE", "CONVOLUTION_WGMMA_TEMPLATE", "OF_CHANNELS_LAST",
@@ -39,7 +39,6 @@ OF_CHANNELS_LAST = (
     '  - {expr: "device.rounds_convolutions or not device.rounds_channels_last", '
     'why: "PyTorch rounds these convolutions with channels last alone: that is less exact"}\n'
 )
-_INCLUDE = '{% include "_lib/triton_products.py" %}\n'
 _OF_IMAGES = Products(
     title=", convolutions of float16",
     function="convolution_by_halves",
@@ -72,7 +71,7 @@ _OF_IMAGES = Products(
     | parameter(
         "image_stages", "parts of a sum on their way at a time", "default: 3, values: [2, 3, 4]"
     ),
-    include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
+    include=INCLUDE_PRODUCTS + '{% include "_lib/triton_convolutions.py" %}\n',
     takes_epilogues=True,
     takes_steps=True,  # those of what is kept for the backward; gradients are PyTorch's
     of="images",
@@ -113,7 +112,7 @@ _BY_WGMMA = Products(
         "blocks of a multiprocessor, of which one stores while another multiplies",
         "default: 2, values: [1, 2]",
     ),
-    include=_INCLUDE + "{% with image_halves = 2 %}"
+    include=INCLUDE_PRODUCTS + "{% with image_halves = 2 %}"
     '{% include "_lib/triton_convolutions_wgmma.py" %}{% endwith %}\n',
     takes_epilogues=True,
     takes_steps=True,

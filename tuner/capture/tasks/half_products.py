@@ -15,7 +15,7 @@ from functools import cached_property
 from tuner.capture.graph.graph import Graph
 from tuner.capture.tasks.convolutions import CONVOLUTIONS, geometry_of, is_convolution, made_as
 from tuner.capture.tasks.library import Call
-from tuner.capture.tasks.makers import Products, parameter
+from tuner.capture.tasks.makers import INCLUDE_PRODUCTS, Products, parameter
 
 __all__ = ["HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "Halves", "makers_of"]
 
@@ -23,7 +23,6 @@ HALVES_TEMPLATE = "nest_fp16x3"
 WGMMA_TEMPLATE = "nest_wgmma"
 
 
-_INCLUDE = '{% include "_lib/triton_products.py" %}\n'
 _OF_MATRICES = {
     HALVES_TEMPLATE: Products(
         title=", products of float16",
@@ -36,7 +35,7 @@ _OF_MATRICES = {
             "columns whose float16 products the tensor cores add up by themselves, which truncate",
             "default: 512, values: [512, 1024]",
         ),
-        include=_INCLUDE,
+        include=INCLUDE_PRODUCTS,
     ),
     WGMMA_TEMPLATE: Products(
         title=", products of float16 in one Hopper kernel",
@@ -75,7 +74,7 @@ _OF_MATRICES = {
             "0: all",
             "default: 8, values: [0, 4, 8, 16]",
         ),
-        include=_INCLUDE + '{% include "_lib/triton_wgmma.py" %}\n',
+        include=INCLUDE_PRODUCTS + '{% include "_lib/triton_wgmma.py" %}\n',
         takes_epilogues=True,
         takes_steps=True,
         takes_batches=True,

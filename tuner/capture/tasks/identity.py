@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph.graph import in_order
+from tuner.capture.graph.vocabulary import MOVES
 from tuner.capture.nests.nest import Nest, Reduction, Scan, Statement, Tap
-from tuner.capture.tasks.library import MOVES, Call
+from tuner.capture.tasks.library import Call
 from tuner.trial import content_key
 
 __all__ = ["TaskKeys", "keys_of"]

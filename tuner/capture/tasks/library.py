@@ -16,13 +16,13 @@ from pydantic import JsonValue
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.graph.lowering import plain
-from tuner.capture.graph.vocabulary import VOCABULARY
+from tuner.capture.graph.vocabulary import MOVES, VOCABULARY
 from tuner.capture.nests.index_space import OVER_COLUMNS, refusal
 from tuner.capture.nests.operations import OPERATIONS
 from tuner.capture.nests.precision import FLOATS
 
 __all__ = [
-    "MATRIX_PRODUCTS", "MOVES", "Call", "call_of", "flops_of", "is_call", "with_results_apart",
+    "MATRIX_PRODUCTS", "Call", "call_of", "flops_of", "is_call", "with_results_apart",
 ]  # fmt: skip
 
 MATRIX_PRODUCTS = frozenset({"linear", "matmul", "bmm", "attention"})
@@ -55,8 +55,6 @@ _FORMS = {
     "expand": "broadcast_to x shape",
     "view": "reshape x shape",
 }
-# Calls that no arithmetic is done in.
-MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
 # Calls that move truths as the bytes that they are.
 _OF_BYTES = {*MOVES, "cast", "aten.scatter", "aten.gather", "aten.index", "aten.index_select"}
 _BYTES = {"constant_pad_nd", "reshape", "broadcast_to"}

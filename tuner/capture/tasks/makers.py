@@ -8,8 +8,9 @@ from typing import Literal
 
 from tuner.capture.tasks.library import Call
 
-__all__ = ["Products", "parameter"]
+__all__ = ["INCLUDE_PRODUCTS", "Products", "parameter"]
 
+INCLUDE_PRODUCTS = '{% include "_lib/triton_products.py" %}\n'
 _CHANNELS = (16, 32, 64, 128, 256)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.capture.graph.graph import Graph, Node, behind, in_order, live
-from tuner.capture.tasks.library import MOVES, is_call
+from tuner.capture.graph.vocabulary import MOVES
+from tuner.capture.tasks.library import is_call
 
 __all__ = [
     "Backward", "Captured", "Joint", "costly", "of_weights", "part_of", "why_shared",

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref
+from tuner.capture.graph.vocabulary import COMMUTING, COMPARISONS
 from tuner.capture.nests.precision import EXACT
 from tuner.capture.nests.viewing import real_name
 from tuner.capture.tasks.library import is_call
@@ -19,9 +20,7 @@ from tuner.capture.tasks.library import is_call
 __all__ = ["counters_of", "with_whole_numbers_called"]
 
 _CALLED = {"add", "sub", "mul", "maximum", "minimum", "clamp", "abs", "neg", "sign", "where"}
-_COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "sub": "rsub"}
-_COMMUTING = {"add", "mul", "maximum", "minimum", "eq", "ne"}
 _CASTS = {"float32": "_cast_Float", "float64": "_cast_Double", "int64": "_cast_Long"}
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}  # the second operand is no tensor
 
@@ -67,14 +66,14 @@ def with_whole_numbers_called(graph: Graph) -> Graph:
         numbers_of = [a for a in args if not isinstance(a, Ref)]
         is_exact = len(whole) <= 1 and all(abs(float(a)) < EXACT for a in numbers_of)
         is_called = node.dtype == "int64" and node.op in _CALLED
-        is_truth = node.dtype == "bool" and node.op in _COMPARISONS
+        is_truth = node.dtype == "bool" and node.op in COMPARISONS
         if not whole or not (is_called or is_truth):
             return node
         if is_exact and (is_truth or (node.op == "where" and node.name not in stored)):
             return node  # which a nest does
         op = node.op
         if op != "where" and not isinstance(args[0], Ref):
-            if op not in _TURNED and op not in _COMMUTING:
+            if op not in _TURNED and op not in COMMUTING:
                 return node
             op, args = _TURNED.get(op, op), (args[1], args[0])
         if op in _OF_NUMBERS and not isinstance(args[1], Ref):

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph.graph import Graph
+from tuner.capture.graph.vocabulary import MOVES
 from tuner.capture.nests.indexing import is_split
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.own_parameters import declared, groups_of, renamed, suffixes_of
 from tuner.capture.nests.precision import FLOATS, HALVES, num_bytes_of
-from tuner.capture.tasks.library import MOVES, Call
+from tuner.capture.tasks.library import Call
 from tuner.capture.tasks.stages import Stages
 from tuner.capture.writers.loops import RowWriter, parameters_of
 from tuner.capture.writers.loops_across import AcrossWriter
