@@ -22,7 +22,6 @@ from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.worker import JobFailed, Worker
 from tuner.kernel.family import Family, family_names, load_family
 from tuner.problem.accuracy import Accuracy
-from tuner.problem.modes import TuneMode
 from tuner.storage import write_whole
 from tuner.trial import content_key, from_json, to_json
 
@@ -58,8 +57,9 @@ def family_of(
             made = _written(path, family, matched, graphs[0], found, folder)
             # Its module must call the operator at these inputs: in eval mode, say, it may not.
             fits = load_family(name, [made.folder])
-            mode: TuneMode = "train" if graphs[0].is_training else "eval"
-            task = JobSpec.of(fits, fits.reference, {}, "cpu", Accuracy.parse(ACCURACY), mode=mode)
+            task = JobSpec.of(
+                fits, fits.reference, {}, "cpu", Accuracy.parse(ACCURACY), mode=graphs[0].mode
+            )
             worker.call("sizes", task.payload(), timeout_s=MATCH_S)
         except (JobFailed, TunerError):
             continue  # what is generated for the module does not need the family
@@ -106,7 +106,7 @@ def _written(
         "problem": {
             "op": family.name,
             "templates": ["."],
-            "mode": "train" if graph.is_training else "eval",
+            "mode": graph.mode,
         },
         **space_of_family(family, list(family.templates)),
     }

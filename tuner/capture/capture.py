@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +48,14 @@ def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
 
     The graph has from and up to how many rows both hold.
     """
-    mode: TuneMode = "train" if graph.is_training else "eval"
     if graph.batch is None:
         return None
     sizes = {size for t in graph.given for size in t.shape}
     sizes |= {size for node in graph.nodes for size in node.shape}
     other = another_batch(graph.batch, sizes)
     try:
-        found = capture(problem, mode=mode, batch=other)
-        rows = rows_tried(problem, mode, (graph.batch, other))
+        found = capture(problem, mode=graph.mode, batch=other)
+        rows = rows_tried(problem, graph.mode, (graph.batch, other))
     except CaptureError:
         return None
     return None if rows is None else replace(found, fewest_rows=rows[0], most_rows=rows[1])
@@ -192,10 +192,7 @@ class _Reader(Operators):
         value = self.found.held.get(tensor.name, self.program.constants.get(tensor.name))
         if isinstance(value, FakeTensor):
             value = value.constant
-        num_elements = 1
-        for size in tensor.shape:
-            num_elements *= size
-        if value is None or num_elements > MAX_CONSTANT:
+        if value is None or math.prod(tensor.shape) > MAX_CONSTANT:
             raise self.error(
                 None,
                 f"Model uses the tensor {tensor.name!r} of shape {tensor.shape}, which is neither "

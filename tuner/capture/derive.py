@@ -23,12 +23,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tuner.capture.any_batch import any_batch, lacks_batch, with_batch_numbers
-from tuner.capture.graph.graph import GRAPH_FILE, Graph
+from tuner.capture.graph.graph import GRAPH_FILE, Graph, num_bytes_of
 from tuner.capture.modules.module_text import given_of, has_batch, model_new, results_of
 from tuner.capture.modules.rows_text import why_no_steps
 from tuner.capture.nests.index_space import NotOneNest
 from tuner.capture.nests.own_parameters import NAMES, SECOND
-from tuner.capture.nests.precision import num_bytes_of
+from tuner.capture.nests.precision import stored_dtype
 from tuner.capture.nests.ranges import have_same_ranges
 from tuner.capture.nests.scalars import with_numbers_as_tensors
 from tuner.capture.steps.step_plans import StepPlan, planned, why_not_planned
@@ -186,11 +186,10 @@ def derived(
     templates = [t for t in templates if t.removesuffix("_triton") in searched]
     # A short search tries few: products first. Last, what nvcc takes seconds for.
     templates.sort(key=lambda t: (t not in PRODUCTS, t == CLUSTER_TEMPLATE))
-    mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless the user says otherwise.
     content = {
         "accuracy": "pytorch",
-        "problem": {"op": op, "templates": ["."], "mode": mode},
+        "problem": {"op": op, "templates": ["."], "mode": graph.mode},
         "space": space_of_templates(family, templates),
     }
     write_whole(config, json.dumps(content, indent=1) + "\n")
@@ -380,17 +379,12 @@ def _declared(
             sizes[f"{name}_size"], shape = math.prod(tensor.shape), [f"{name}_size"]
         argument: dict[str, object] = {"name": name, "shape": shape}
         if tensor.dtype != "float32":
-            argument["dtype"] = _stored(tensor.dtype)
+            argument["dtype"] = stored_dtype(tensor.dtype)
         arguments.append(argument)
     for output in results_of(stages):
         shape = [str(output.count)]
         if stages.calls:
             shape = [str(size) for size in graph.value(output.name).shape] or ["1"]
-        outputs.append(
-            {"name": f"{names[output.name]}_out", "shape": shape, "dtype": _stored(output.dtype)}
-        )
+        dtype = stored_dtype(output.dtype)
+        outputs.append({"name": f"{names[output.name]}_out", "shape": shape, "dtype": dtype})
     return {"arguments": arguments, "outputs": outputs}, sizes
-
-
-def _stored(dtype: str) -> str:
-    return "uint8" if dtype == "bool" else dtype  # a truth is a byte

@@ -6,6 +6,7 @@ numbers of its modules, from those of the module; then at the module's, where al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from tuner.capture.capture import capture
 from tuner.capture.graph.graph import Graph, Node, Tensor
 from tuner.capture.matching import Correspondence, correspondences
 from tuner.errors import InputError
-from tuner.problem.modes import TuneMode
 from tuner.problem.reference import Problem, load_problem
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ def _match(path: Path, names: Sequence[str], graph: Graph) -> Matched | None:
 
 
 def _compared(path: Path, names: Sequence[str], graph: Graph) -> Matched | None:
-    mode: TuneMode = "train" if graph.is_training else "eval"
     strange = dict(zip(names, _PRIMES, strict=False))
-    probe = load_problem(path, strange, mode)
+    probe = load_problem(path, strange, graph.mode)
     marked = {
         name: value * (1 + place / 100)
         for place, (name, value) in enumerate(_numbers_of(probe.model_without_memory()).items(), 1)
@@ -115,7 +114,7 @@ def _compared(path: Path, names: Sequence[str], graph: Graph) -> Matched | None:
             if value in likely.numbers
         }
         # Other ways to fit differ in what commutes, not in sizes.
-        problem = load_problem(path, sizes, mode)
+        problem = load_problem(path, sizes, graph.mode)
         exact = _recorded(problem, settings)
         found = next(correspondences(exact, graph, is_exact=True), None)
         if found is not None:
@@ -248,10 +247,7 @@ def _shape(shape: Sequence[int], rank: int, runs: Sequence[Sequence[int]]) -> tu
     for run in runs:
         own = [dim - rank + len(shape) for dim in run if dim - rank + len(shape) >= 0]
         if own:
-            size = 1
-            for dim in own:
-                size *= shape[dim]
-            found.append(size)
+            found.append(math.prod(shape[dim] for dim in own))
     return tuple(found)
 
 

@@ -74,7 +74,6 @@ class _Search:
 
     def __init__(self, pattern: Graph, other: Graph, is_exact: bool) -> None:
         self.pattern, self.other, self.is_exact = pattern, other, is_exact
-        self.mine, self.its = _values_of(pattern), _values_of(other)
         self.inputs = {t.name for t in pattern.inputs}, {t.name for t in other.inputs}
         self.weights = {t.name for t in pattern.parameters}
         self.constants = {t.name for t in pattern.constants}
@@ -95,7 +94,7 @@ class _Search:
             return
         if mine in bound.so_far.absent:
             return
-        a, b = self.mine[mine], self.its[its]
+        a, b = self.pattern.value(mine), self.other.value(its)
         paired = self._sized(a, b, bound)
         if paired is not None:
             paired = _Bound({**paired.pairs, mine: its}, paired.so_far)
@@ -198,14 +197,9 @@ class _Search:
             others = node.args[:place] + node.args[place + 1 :]
             if len(others) == 1:
                 (kept,) = others
-                value = self.mine[kept.name] if isinstance(kept, Ref) else None
+                value = self.pattern.value(kept.name) if isinstance(kept, Ref) else None
                 if value is not None and (value.shape, value.dtype) == (node.shape, node.dtype):
                     yield value.name, arg.name, number
             elif node.op == "linear":
                 less = Node(node.name, node.op, others, node.attrs, node.shape, node.dtype)
                 yield less, arg.name, number
-
-
-def _values_of(graph: Graph) -> dict[str, Tensor | Node]:
-    given: dict[str, Tensor | Node] = {tensor.name: tensor for tensor in graph.given}
-    return given | {node.name: node for node in graph.nodes}

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Rewrite, Tensor
+from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Rewrite, Tensor, num_bytes_of
 from tuner.capture.nests.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.own_parameters import suffixes_of
-from tuner.capture.nests.precision import num_bytes_of
 from tuner.capture.rewrites.merging import constant_outputs
 from tuner.capture.tasks.half_products import makers_of
 from tuner.capture.tasks.identity import keys_of

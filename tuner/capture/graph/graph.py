@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import JsonValue, PlainSerializer
 
@@ -33,6 +33,7 @@ __all__ = [
     "free_name",
     "in_order",
     "live",
+    "num_bytes_of",
 ]
 
 MAX_CONSTANT = 64  # elements up to which a graph holds the values of a constant
@@ -67,7 +68,7 @@ class Tensor:
     @property
     def num_bytes(self) -> int:
         """Bytes of all elements."""
-        return prod(self.shape) * _size_of(self.dtype)
+        return prod(self.shape) * num_bytes_of(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Node:
     @property
     def num_bytes(self) -> int:
         """Bytes of all elements of its result."""
-        return prod(self.shape) * _size_of(self.dtype)
+        return prod(self.shape) * num_bytes_of(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,11 @@ class Graph:
     fewest_rows: int = 1
     most_rows: int | None = None
     unmarked: tuple[str, ...] = ()
+
+    @property
+    def mode(self) -> Literal["train", "eval"]:
+        """The mode in which the module was captured."""
+        return "train" if self.is_training else "eval"
 
     @property
     def given(self) -> tuple[Tensor, ...]:
@@ -313,14 +319,15 @@ def free_name(name: str, taken: set[str]) -> str:
     return name
 
 
+def num_bytes_of(dtype: str) -> int:
+    """Return the bytes of an element in memory."""
+    bits = "".join(c for c in dtype if c.isdigit())
+    return _BYTES[dtype] if dtype in _BYTES else int(bits) // 8
+
+
 def _by_name(values: tuple[V, ...]) -> dict[str, V]:
     return {value.name: value for value in values}
 
 
 def _form(value: Tensor | Node) -> tuple[JsonValue, JsonValue]:
     return list(value.shape), value.dtype
-
-
-def _size_of(dtype: str) -> int:
-    bits = "".join(c for c in dtype if c.isdigit())
-    return _BYTES[dtype] if dtype in _BYTES else int(bits) // 8

@@ -229,6 +229,15 @@ class Nest:
         """The names of all values that it computes."""
         return {s.name for s in self.statements} | {r.name for r in self.reductions}
 
+    @property
+    def num_elements(self) -> int:
+        """Of its space."""
+        return self.space.rows * self.space.cols
+
+    def is_whole(self, name: str) -> bool:
+        """Whether a value varies over all dimensions."""
+        return len(self.space.varies[name]) == len(self.space.sizes)
+
     def is_inner(self, name: str) -> bool:
         """Whether a value varies over the columns."""
         return bool(self.space.varies[name] & self.space.columns)

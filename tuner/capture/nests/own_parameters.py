@@ -41,14 +41,14 @@ def suffixes_of(nests: Sequence[Nest]) -> Mapping[str, str]:
     """Return, by nest, what the names of its parameters end in; nothing where they are plain."""
     first, *others = [*largest_first(nests), None, None]
     second = others[0]
-    if first is None or second is None or SMALL * _elements(second) <= _elements(first):
+    if first is None or second is None or SMALL * second.num_elements <= first.num_elements:
         second = None
     return {nest.name: SECOND if nest is second else "" for nest in nests}
 
 
 def largest_first(nests: Sequence[Nest]) -> list[Nest]:
     """Return nests by the elements of their spaces."""
-    return sorted(nests, key=_elements, reverse=True)
+    return sorted(nests, key=lambda nest: nest.num_elements, reverse=True)
 
 
 def groups_of(nests: Sequence[Nest]) -> dict[str, list[Nest]]:
@@ -87,7 +87,3 @@ def canonical(params: Params, suffix: str) -> Params:
         own = {n.removesuffix(suffix): v for n, v in params.items() if n.endswith(suffix)}
         return {name: value for name, value in own.items() if name in NAMES}
     return {name: value for name, value in params.items() if not name.endswith(SECOND)}
-
-
-def _elements(nest: Nest) -> int:
-    return nest.space.rows * nest.space.cols

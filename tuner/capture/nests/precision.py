@@ -26,9 +26,9 @@ __all__ = [
     "computed_in",
     "in_float64",
     "is_wider",
-    "num_bytes_of",
     "rounding_of",
     "stored_as",
+    "stored_dtype",
     "with_products",
 ]
 
@@ -54,6 +54,11 @@ def stored_as(value: Tensor | Node) -> str:
     return value.dtype if isinstance(value, Tensor) or value.dtype in FLOATS else "float32"
 
 
+def stored_dtype(dtype: str) -> str:
+    """Return what a plan says of a dtype: a truth is a byte."""
+    return "uint8" if dtype == "bool" else dtype
+
+
 def is_wider(before: str, after: str) -> bool:
     """Whether every number of the one dtype is one of the other; whole numbers count as such."""
     if after not in FLOATS:
@@ -75,11 +80,6 @@ def rounding_of(graph: Graph, node: Node) -> str | None:
         is_result = node.name in graph.outputs or node.name in graph.buffer_updates.values()
         return before if is_result else None
     return node.dtype if node.shape else None
-
-
-def num_bytes_of(dtype: str) -> int:
-    """Return the bytes of an element in memory."""
-    return Tensor("", (), dtype).num_bytes
 
 
 def in_float64(text: str) -> str:

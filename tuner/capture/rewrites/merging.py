@@ -153,7 +153,7 @@ def bounds_merged(edit: Edit, node: Node) -> str | None:
         return None
     if before.dtype != node.dtype or not edit.is_only_for(before, node):
         return None
-    low, high = (min(max(end, outer[1][0]), outer[1][1]) for end in inner[1])
+    low, high = _within(inner[1], outer[1])
     if math.isinf(high):
         edit.become(node, "maximum", inner[0], low)
     elif math.isinf(low):
@@ -179,6 +179,12 @@ def _bounds(edit: Edit, node: Node) -> tuple[Ref, Bounds] | None:
         "minimum": [-math.inf, *known],
     }[node.op]  # fmt: skip
     return (first, (low, high)) if low <= high else None
+
+
+def _within(ends: Bounds, bounds: Bounds) -> Bounds:
+    """Return between which numbers a value is, of one between these ends, once it is bounded."""
+    low, high = (min(max(end, bounds[0]), bounds[1]) for end in ends)
+    return low, high
 
 
 def _plain(edit: Edit, operand: Operand) -> float | None:
@@ -240,9 +246,7 @@ def _ranges(edit: Edit) -> dict[str, Bounds]:
     for node in edit.graph.nodes:
         bounds, everything = _bounds(edit, node), (-math.inf, math.inf)
         if bounds is not None:
-            ends = found.get(bounds[0].name, everything)
-            low, high = (min(max(end, bounds[1][0]), bounds[1][1]) for end in ends)
-            found[node.name] = (low, high)
+            found[node.name] = _within(found.get(bounds[0].name, everything), bounds[1])
         elif node.op in ("exp", "abs", "square"):
             found[node.name] = (0.0, math.inf)
         elif node.op in ("view", "expand", "permute", "slice", "flip", "amax", "amin"):

@@ -115,8 +115,7 @@ class _Step(Operators):
     def joint(self) -> Joint:
         import torch
 
-        mode: Any = "train" if self.graph.is_training else "eval"
-        with fake_module(self.problem, mode, self.graph.batch) as (model, _, values, _):
+        with fake_module(self.problem, self.graph.mode, self.graph.batch) as (model, _, values, _):
             state = dict(model.named_parameters())
             self.frozen = [n for n in self.wanted if n in state and not state[n].requires_grad]
             self.wanted = [n for n in self.wanted if n not in self.frozen]

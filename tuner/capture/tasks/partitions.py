@@ -6,11 +6,10 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from tuner.capture.graph.graph import Graph
+from tuner.capture.graph.graph import Graph, num_bytes_of
 from tuner.capture.nests.index_space import NotOneNest
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.paired_sweeps import paired_sweeps
-from tuner.capture.nests.precision import num_bytes_of
 from tuner.capture.tasks.stages import Partition, Stages, stages_of
 
 __all__ = ["partitions_of", "traffic_bytes", "worth_a_search"]

@@ -93,9 +93,9 @@ def refusal_of_clusters(stages: Stages) -> str:
     tensors += [(o.name, o.dtype) for o in nest.outputs]
     if any(dtype != "float32" or space.is_moved(name) for name, dtype in tensors):
         return "not all tensors are float32 and in order of memory"
-    if any(s.op not in OPERATIONS for s in _statements(nest)):
+    if any(s.op not in OPERATIONS for s in nest.statements):
         return "a value is rounded on the way"
-    if any(nest.is_inner(o.name) and not _is_row_shaped(nest, o.name) for o in nest.outputs):
+    if any(nest.is_inner(o.name) and not nest.is_whole(o.name) for o in nest.outputs):
         return "a result varies over some of the columns alone"
     if len(nest.passes) - len(paired_sweeps(nest)) < 2:
         return "a row is read once anyway"
@@ -168,11 +168,7 @@ def _has_clusters(part: Part) -> bool:
 
 def staged_of(nest: Nest) -> list[str]:
     """Return the arguments that lie as rows do: these are brought to shared memory."""
-    return [t.name for t in nest.arguments if _is_row_shaped(nest, t.name)]
-
-
-def _is_row_shaped(nest: Nest, name: str) -> bool:
-    return len(nest.space.varies[name]) == len(nest.space.sizes)
+    return [t.name for t in nest.arguments if nest.is_whole(t.name)]
 
 
 def _fits(nest: Nest) -> str:
@@ -193,10 +189,6 @@ def _first_of(nest: Nest) -> tuple[int, int] | None:
     return next(
         (t for t in tried if fits.holds({"cluster_blocks": t[0], "cluster_chunk": t[1]})), None
     )
-
-
-def _statements(nest: Nest) -> list[Statement]:
-    return [*nest.before, *(s for p in nest.passes for s in (*p.statements, *p.after))]
 
 
 class _Text:

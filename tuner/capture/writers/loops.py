@@ -349,12 +349,9 @@ class RowWriter:
         terms = [offset(self.space, name, self.rows, "i")]
         terms.append(offset(self.space, name, self.segments, "s") if self.segments else "")
         is_moved = self.space.is_moved(name)
-        if not self.segments and self._is_whole(name) and terms[0] and not is_moved:
+        if not self.segments and self.nest.is_whole(name) and terms[0] and not is_moved:
             terms[0] = "i * cols"
         return " + ".join(t for t in terms if t) or "0"
-
-    def _is_whole(self, name: str) -> bool:
-        return len(self.space.varies[name]) == len(self.space.sizes)
 
     def _lanes(self, reduction: Reduction) -> str:
         name = self.names[reduction.name]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tuner.capture.graph.graph import num_bytes_of
 from tuner.capture.nests.indexing import counted, loaded, offset, stored, tail_stride
 from tuner.capture.nests.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.nests.operations import Kind, converted
-from tuner.capture.nests.precision import num_bytes_of
 from tuner.capture.nests.windows import cpp_tap, cpp_window
 from tuner.capture.writers.cpp_folds import carries_of, joined, parts_of, scaled, statement_text
-from tuner.capture.writers.loops import signature
+from tuner.capture.writers.loops import FINISH, signature
 
 __all__ = ["AcrossWriter"]
 
@@ -70,9 +70,7 @@ class AcrossWriter:
         yield "        tile(std::true_type{}, i, k);"
         yield "      }"
         yield "    }"
-        yield "{% if stream_output %}"
-        yield "    streams::finish();"
-        yield "{% endif %}"
+        yield from FINISH
         yield "  }"
         yield "  return nullptr;"
         yield "}"

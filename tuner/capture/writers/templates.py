@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.capture.graph.graph import Graph
+from tuner.capture.graph.graph import Graph, num_bytes_of
 from tuner.capture.graph.vocabulary import MOVES
 from tuner.capture.nests.indexing import is_split
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.own_parameters import declared, groups_of, renamed, suffixes_of
-from tuner.capture.nests.precision import FLOATS, HALVES, num_bytes_of
+from tuner.capture.nests.precision import FLOATS, HALVES, stored_dtype
 from tuner.capture.tasks.library import Call
 from tuner.capture.tasks.stages import Stages
 from tuner.capture.writers.loops import RowWriter, parameters_of
@@ -75,21 +75,17 @@ def between_of(stages: Stages, names: Mapping[str, str]) -> list[str]:
     for name, place, shape, dtype in forms:
         if name in results or (place == names[name] and dtype == "float32"):
             continue
-        more = "" if dtype == "float32" else f", dtype: {_declared(dtype)}"
+        more = "" if dtype == "float32" else f", dtype: {stored_dtype(dtype)}"
         lines.append(f"  {place}: {{shape: [{', '.join(map(str, shape or (1,)))}]{more}}}")
     for name, (shape, dtype) in stages.zeros.items():
-        form = f"shape: {json.dumps(list(shape or (1,)))}, dtype: {_declared(dtype)}, zero: true"
-        lines.append(f"  {names[name]}: {{{form}}}")
+        form = f"shape: {json.dumps(list(shape or (1,)))}, dtype: {stored_dtype(dtype)}"
+        lines.append(f"  {names[name]}: {{{form}, zero: true}}")
     return lines
-
-
-def _declared(dtype: str) -> str:
-    return "uint8" if dtype == "bool" else dtype  # a truth is a byte
 
 
 def main_of(stages: Stages) -> Nest:
     """Return the nest of the most elements, which blocks are chosen for."""
-    return max(stages.nests, key=lambda nest: nest.space.rows * nest.space.cols)
+    return max(stages.nests, key=lambda nest: nest.num_elements)
 
 
 def call_step(stages: Stages, call: Call, names: Mapping[str, str]) -> str:
@@ -121,8 +117,7 @@ def work_of(stages: Stages) -> str:
 def _rounds(stages: Stages) -> bool:
     """Whether a cast to fewer bits is computed; beside float64 those are to float32."""
     nests = [nest for nest in stages.nests if not nest.is_wide]
-    parts = [(n.before, *((*p.statements, *p.after) for p in n.passes)) for n in nests]
-    return any(s.op.startswith("as_") for part in parts for some in part for s in some)
+    return any(s.op.startswith("as_") for nest in nests for s in nest.statements)
 
 
 def further_calls(parts: Sequence[Part], steps: Sequence[list[str]]) -> str:

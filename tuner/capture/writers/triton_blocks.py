@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuner.capture.graph.graph import num_bytes_of
 from tuner.capture.nests.indexing import is_split
 from tuner.capture.nests.nest import Nest
-from tuner.capture.nests.precision import HALVES, num_bytes_of
+from tuner.capture.nests.precision import HALVES
 
 __all__ = [
     "SEARCHED", "Blocks", "chosen", "is_split_across", "power_of_2", "searched",

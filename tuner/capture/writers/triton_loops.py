@@ -263,8 +263,7 @@ class Writer:
         is_narrow = self._is_narrow() and not self.space.is_moved(name)
         wide = "col_ids" if is_narrow else "col_ids.to(tl.int64)"
         terms.append(offset(self.space, name, self.columns, wide, "//"))
-        is_whole = len(self.space.varies[name]) == len(self.space.sizes)
-        if is_whole and self.rows and is_narrow:
+        if self.nest.is_whole(name) and self.rows and is_narrow:
             terms[0] = "row_ids[:, None] * num_columns"
         return " + ".join(t for t in terms if t)
 

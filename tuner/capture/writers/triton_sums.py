@@ -65,7 +65,7 @@ def _is_sum_of(sums: Nest, nest: Nest) -> bool:
         and not r.is_wide
         and r.value in known
         and r.value not in nest.kinds
-        and len(nest.space.varies[r.value]) == len(nest.space.sizes)
+        and nest.is_whole(r.value)
         for r in sums.reductions
     )
 
