@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tuner.problem.modes import MODE_WORDS
 from tuner.problem.timed_data import data_words
-from tuner.wording import one_line, percent
+from tuner.wording import one_line, percent, terminal_us
 
 if TYPE_CHECKING:
     from tuner.evaluate.verifier import Answered
@@ -64,7 +64,7 @@ class Plain:
         self.run = run
         self.line(f"run {run.path}")
         self.line(
-            f"baseline: {_us(baseline.latency_us)} (noise {baseline.noise:.1%},"
+            f"baseline: {terminal_us(baseline.latency_us)} (noise {baseline.noise:.1%},"
             f" {'cold' if baseline.is_cold else 'hot'} caches)"
         )
         for trial in trials:
@@ -234,10 +234,6 @@ class Screen(Plain):
         ]
 
 
-def _us(latency_us: float) -> str:
-    return f"{latency_us / 1e3:.3f} ms" if latency_us >= 1e3 else f"{latency_us:.1f} us"
-
-
 def _trial_line(trial: Trial) -> str:
     outcome = trial.outcome
     params = " ".join(f"{k}={v}" for k, v in trial.params.items() if k != "template")
@@ -246,7 +242,7 @@ def _trial_line(trial: Trial) -> str:
         measured = outcome.measurement
         mark = ">" if measured.is_censored else " "
         speed = f"{measured.anchor_us / measured.latency_us:5.2f}x" if measured.anchor_us else ""
-        head += f"{mark}{_us(outcome.latency_us):>10} ±{measured.noise:5.1%} {speed} "
+        head += f"{mark}{terminal_us(outcome.latency_us):>10} ±{measured.noise:5.1%} {speed} "
         if measured.slowdown > 1.0 and measured.anchor_us:
             least = measured.anchor_us / measured.latency_us / measured.slowdown
             head += f"({least:.2f}x on {data_words(measured.slowest_on)}) "
@@ -275,4 +271,4 @@ def _finalist_line(entry: Finalist) -> str:
     i, said = entry.least, str(entry.verdict)
     if i.verdict == "no difference" and abs(i.speedup - 1.0) > LIKE_PYTORCH:
         said = "not distinguished from PyTorch, its processes scatter too much"
-    return f"{head}{_us(entry.latency_us)}, {entry.least_words}: {said}"
+    return f"{head}{terminal_us(entry.latency_us)}, {entry.least_words}: {said}"

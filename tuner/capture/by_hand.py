@@ -26,6 +26,7 @@ from tuner.capture.writers.templates import function_of
 from tuner.errors import InputError, did_you_mean
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
+from tuner.wording import shape_words
 
 __all__ = ["ByHand", "written_by_hand"]
 
@@ -134,21 +135,17 @@ def _about(graph: Graph, nest: Nest, module: Path) -> Iterator[str]:
     width = max((len(f"{step.name} = {step.text}") for step in steps), default=0)
     for step in steps:
         line = f"line {step.line}" if step.line else ""
-        yield f"    {f'{step.name} = {step.text}':<{width}}  {_shape(step.shape)}  {line}"
+        yield f"    {f'{step.name} = {step.text}':<{width}}  {shape_words(step.shape)}  {line}"
     for tensor in nest.arguments:
-        yield f"reads {tensor.name}: {tensor.dtype}, {_shape(tensor.shape)}"
+        yield f"reads {tensor.name}: {tensor.dtype}, {shape_words(tensor.shape)}"
     for output in nest.outputs:
         value = graph.value(output.name)
         made = value.shape if isinstance(value, Node) else (output.count,)
-        yield f"gives {output.name}: {output.dtype}, {_shape(made)}"
+        yield f"gives {output.name}: {output.dtype}, {shape_words(made)}"
     space = nest.space
     yield f"Tensors are contiguous; as captured, {space.rows} rows of {space.cols} columns."
     yield "Columns are what is reduced or scanned, rows the rest. What was generated follows:"
     yield "change any of it. Its steps, what it is called with, and parameters are in the head."
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "one"
 
 
 def _config(

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, field
 
 from tuner.capture.outline import Outline
 from tuner.review.formatting import count_words, three_digits, us_words
-from tuner.wording import percent
+from tuner.wording import percent, shape_words
 
 __all__ = [
     "NEAR", "Gain", "ModuleRecord", "bytes_words", "gain_lines", "graph_lines",
-    "shape_words",
 ]  # fmt: skip
 
 NEAR = 1.05  # times a bound: what is left is not worth a search
@@ -141,11 +140,6 @@ def _flop_words(gain: Gain) -> str:
         f"{gain.product_flops:,} flop in products, two for each and its sum, and {others:,} "
         "around, one an element and step"
     )
-
-
-def shape_words(shape: tuple[int, ...]) -> str:
-    """Return a shape as 16384 x 4096; `one` of a tensor without dimensions."""
-    return " x ".join(map(str, shape)) or "one"
 
 
 def _form_words(shape: tuple[int, ...], dtype: str) -> str:

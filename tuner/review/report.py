@@ -32,7 +32,7 @@ from tuner.review.formatting import (
     us_in,
     us_words,
 )
-from tuner.review.gain import bytes_words, shape_words
+from tuner.review.gain import bytes_words
 from tuner.review.run_data import RunData
 from tuner.review.sections import PARTS, shown
 from tuner.review.sources import code_styles, packed_sources
@@ -42,7 +42,7 @@ from tuner.review.workloads import error_ratio
 from tuner.run import Run
 from tuner.storage import write_whole
 from tuner.trial import Status
-from tuner.wording import one_line
+from tuner.wording import one_line, shape_words
 
 __all__ = [
     "PAGE_DIR",

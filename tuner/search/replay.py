@@ -18,6 +18,7 @@ from tuner.search.recorded import Recording
 from tuner.search.score import Yardstick
 from tuner.search.study import SearchBudget, search
 from tuner.trial import Measurement, Outcome, Params, Status, Trial
+from tuner.wording import terminal_us
 
 __all__ = ["Replay", "Replayed", "format_replays", "replay", "replays_to_json"]
 
@@ -184,7 +185,7 @@ def format_replays(replays: Sequence[Replay]) -> str:
     searches = f"{len(first.searches)} searches" if len(first.searches) > 1 else "1 search"
     lines = [
         f"{first.recording.name}: {space.num_feasible} configurations, {num_failed} failed; "
-        f"optimum {_us(yardstick.optimum_us)}, median {_us(yardstick.median_us)}",
+        f"optimum {terminal_us(yardstick.optimum_us)}, median {terminal_us(yardstick.median_us)}",
         f"best found, over the optimum; the median of {searches}:",
     ]
     budget = yardstick.budget
@@ -210,7 +211,3 @@ def format_replays(replays: Sequence[Replay]) -> str:
         )
     lines.append(f"X{budget}: 0 as random search of what runs on average, 1 the optimum at once")
     return "\n".join(lines)
-
-
-def _us(latency_us: float) -> str:
-    return f"{latency_us / 1e3:.3f} ms" if latency_us >= 1e3 else f"{latency_us:.1f} us"
