@@ -13,7 +13,12 @@ from collections.abc import Mapping
 
 from tuner.capture.families import Matched
 from tuner.capture.graph.graph import Graph
-from tuner.capture.modules.module_text import asks_rows_of, state_text, usual_text
+from tuner.capture.modules.module_text import (
+    FROM_AND_TO_TEXT,
+    asks_rows_of,
+    state_text,
+    usual_text,
+)
 from tuner.capture.modules.rows_text import without_rows
 
 __all__ = ["has_clash", "matched_text"]
@@ -72,6 +77,7 @@ def matched_text(
         init=_text_of(matched.init_inputs),
         numbers=dict(matched.settings),
         view=view,
+        from_and_to=FROM_AND_TO_TEXT,
         is_training=graph.is_training,
         other_mode=_OTHER_MODE.format(
             condition="not self.training" if graph.is_training else "self.training", names=names
@@ -144,15 +150,7 @@ def around(part, tensors, device, path=""):
 
 class ModelNew(Model):
     # The reference itself: another module makes its call where that is as usual.
-    @classmethod
-    def from_module(cls, module):
-        # A ModelNew of a live Model's parameters and buffers, which both then share.
-        return made_from(cls, module, _STATE, Model)
-
-    def __prepare_scriptable__(self):
-        # What torch.jit.script takes: it reads the text of forward, and knows nothing of ours.
-        return made_from(Model, self)
-
+{from_and_to}
     def forward(self, {names}):
         # A compiler cannot follow modules that are made at a call.
         if torch.compiler.is_compiling():

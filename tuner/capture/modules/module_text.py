@@ -27,9 +27,9 @@ from tuner.capture.nests.scalars import numbers_of
 from tuner.capture.tasks.stages import Stages
 
 __all__ = [
-    "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch", "made_whole",
-    "model_new", "result_of", "results_of", "rows_of", "spread_by", "state_text", "usual_text",
-    "view_of",
+    "FROM_AND_TO_TEXT", "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch",
+    "made_whole", "model_new", "result_of", "results_of", "rows_of", "spread_by", "state_text",
+    "usual_text", "view_of",
 ]  # fmt: skip
 
 
@@ -197,6 +197,7 @@ def model_new(
     return _MODULE.format(
         usual=usual,
         known=KNOWN_TEXT,
+        from_and_to=FROM_AND_TO_TEXT,
         names=", ".join(names),
         head=head,
         asks_first=asks_more + _ASKS_STEP.format(names=", ".join(names)) + asks_first,
@@ -277,9 +278,8 @@ def state_text(name: str) -> str:
     return f"fused_state[{name!r}]"
 
 
-_MODULE = """\
-{usual}{known}{step}class ModelNew(Model):
-    # The reference itself, with its forward in one loop where a call is as usual.
+# How a ModelNew is made of another module, and one of it: in every kind of module's text.
+FROM_AND_TO_TEXT = """\
     @classmethod
     def from_module(cls, module):
         # A ModelNew of a live Model's parameters and buffers, which both then share.
@@ -288,7 +288,12 @@ _MODULE = """\
     def __prepare_scriptable__(self):
         # What torch.jit.script takes: it reads the text of forward, and knows nothing of ours.
         return made_from(Model, self)
+"""
 
+_MODULE = """\
+{usual}{known}{step}class ModelNew(Model):
+    # The reference itself, with its forward in one loop where a call is as usual.
+{from_and_to}
     {head}
 {asks_first}        fused_state, fused_step = known_call(self, {names})
         fused_run = at_once
