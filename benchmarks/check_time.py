@@ -59,7 +59,7 @@ def main() -> int:
         last_s = now_s
 
     reference = str(options.reference.resolve())
-    task = JobSpec(reference, {}, options.device, options.accuracy, "own", "[]", "")
+    task = JobSpec.of_any_file(reference, {}, options.device, options.accuracy)
     with Verifier(task, seed=7) as verifier:
         start_s = time.monotonic()
         check = verifier.check(Contender.of_file(file, is_deterministic=True), answered)

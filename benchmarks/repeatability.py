@@ -107,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     accuracy = Accuracy.parse(options.accuracy).label
-    task = JobSpec(str(options.reference), options.sizes, options.device, accuracy, "", "[]", "")
+    reference = str(options.reference)
+    task = JobSpec.of_any_file(reference, options.sizes, options.device, accuracy)
     racer = Racer(task)
     own = Contender.of_file(options.export, is_deterministic=False)
 

@@ -141,10 +141,9 @@ def recheck(
     if certificate.mode != "as_given":
         detail = f"all claims are of {MODE_WORDS[certificate.mode]}"
         points.append(Point("the mode", None, detail, is_claim=False))
-    spec = JobSpec(
-        str(reference), certificate.sizes, device, accuracy.label, "", "[]", "",
-        mode=certificate.mode,
-    )  # its sizes replace the reference's own  # fmt: skip
+    spec = JobSpec.of_any_file(  # the certificate's sizes replace the reference's own
+        str(reference), certificate.sizes, device, accuracy.label, certificate.mode
+    )
     contender = Contender.of_file(file, certificate.is_deterministic)
     if certificate.by_batch is not None:
         contender = replace(contender, further_rows=certificate.by_batch.tuned)

@@ -137,7 +137,7 @@ def verify(
     observer.on_stage(f"checking {file} beside {reference}")
     torch_name = device if device == "cpu" else _described(device)["torch_name"]
     chosen = accuracy or Accuracy()
-    task = JobSpec(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "", mode=mode)
+    task = JobSpec.of_any_file(str(reference.resolve()), {}, torch_name, chosen.label, mode)
     with Verifier(task, seed=secrets.randbits(31), timeout_s=timeout_s) as verifier:
         return verifier.check(Contender.of_file(file, is_deterministic=False), observer.on_probe)
 

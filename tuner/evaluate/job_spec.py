@@ -91,6 +91,18 @@ class JobSpec:
             mode,
         )
 
+    @classmethod
+    def of_any_file(
+        cls,
+        reference: str,
+        sizes: Mapping[str, int],
+        device: str,
+        accuracy: str,
+        mode: TuneMode = "as_given",
+    ) -> JobSpec:
+        """Return the task of files that are judged beside a reference, of whatever family."""
+        return cls(reference, sizes, device, accuracy, "", "[]", "", mode=mode)
+
     def payload(self) -> dict[str, Any]:
         """Return the task as a job's payload."""
         return {name: getattr(self, name) for name in self.__slots__}
