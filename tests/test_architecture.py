@@ -70,7 +70,7 @@ def rooms_used(room: str) -> set[str]:
 
 @functools.cache
 def table() -> dict[str, set[str]]:
-    """Read `| room | does | may import |` of the document; "all above" is what it says.
+    """Read `| room | does | may import |` of the document.
 
     The heading above a table names the rooms' folder, which is checked here.
     """
@@ -85,10 +85,9 @@ def table() -> dict[str, set[str]]:
             continue
         names, _, may_import = line.strip("|").split("|")
         words = {word.strip() for word in may_import.split(",") if word.strip()}
-        above = set(allowed)
         for name in re.findall(r"`(\w+)`", names):
             assert f"{FILES[name].parent.relative_to(ROOT)}/" == folder, name
-            allowed[name] = above if words == {"all above"} else words
+            allowed[name] = words
     return allowed
 
 
@@ -106,6 +105,11 @@ def test_the_tables_of_shared_device_code_list_every_file_once():
 def test_rooms_import_only_what_the_table_allows():
     allowed = table()
     assert {room: more for room in ROOMS if (more := rooms_used(room) - allowed[room])} == {}
+
+
+def test_the_table_allows_no_import_that_a_room_does_without():
+    allowed = table()
+    assert {room: less for room in ROOMS if (less := allowed[room] - rooms_used(room))} == {}
 
 
 @pytest.mark.parametrize(
