@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, AtBatch, ByBatch, Way, rows_taken
 
-__all__ = ["Kernels", "chosen_at", "decided", "nearest", "ranges_of"]
+__all__ = ["Kernels", "chosen_at", "decided", "ranges_of"]
 
 CLEARLY = 1.02  # times as fast, before a kernel is taken that was tuned for a size further away
 
@@ -44,10 +44,10 @@ class Kernels:
 
     def by_nearest(self, way: Way) -> tuple[tuple[int, int], ...]:
         """Return ranges for a way before anything was measured: each tuned size has its own."""
-        return ranges_of({rows: nearest(rows, self, way) for rows in self.rows})
+        return ranges_of({rows: _nearest(rows, self, way) for rows in self.rows})
 
 
-def nearest(rows: int, kernels: Kernels, way: Way) -> int:
+def _nearest(rows: int, kernels: Kernels, way: Way) -> int:
     """Return the kernel, of those that offer a way, whose tuned size is nearest."""
     offered = [(n, k) for n, k in kernels.tuned if k is not None and k in kernels.offers[way]]
     return min(offered, key=lambda at: (abs(math.log(at[0] / max(1, rows))), -at[0]))[1]
@@ -108,7 +108,7 @@ def _fastest(measured: Sequence[AtBatch], rows: int, kernels: Kernels, way: Way)
     worst: dict[int, AtBatch] = {}  # of several ways to time it the worse one counts
     for at in sorted((at for at in measured if at.num_rows == rows), key=lambda at: -at.speedup):
         worst[at.kernel] = at
-    usual = worst[nearest(rows, kernels, way)]
+    usual = worst[_nearest(rows, kernels, way)]
     best = max(worst.values(), key=lambda at: at.speedup)
     is_clear = best.speedup > CLEARLY * usual.speedup and best.low > usual.speedup
     return best.kernel if is_clear and not best.is_disturbed else usual.kernel

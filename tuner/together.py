@@ -22,7 +22,7 @@ from tuner.planning import Planned
 from tuner.schedule import Schedule
 from tuner.trial import Candidate, Check, Finalist, Trial, content_key
 
-__all__ = ["Tuned", "file_of", "raced_at", "require_rows", "rows_size"]
+__all__ = ["Tuned", "file_of", "raced_at", "require_rows"]
 
 NAME = "several_sizes"  # of the file until it is accepted
 
@@ -59,7 +59,7 @@ class Tuned:
         return self.planned.family.render(self.trial.params, self.planned.facts)
 
 
-def rows_size(plans: Sequence[Planned]) -> tuple[str, int] | None:
+def _rows_size(plans: Sequence[Planned]) -> tuple[str, int] | None:
     """Return which size of the operator counts rows, and how many of it one row is.
 
     That is the first dimension of an argument which grows as the rows do; None where none does.
@@ -88,7 +88,7 @@ def require_rows(plans: Sequence[Planned]) -> None:
             f"{listed.name} is no number of rows: inputs have {', '.join(map(str, rows))}\n"
             "  hint: several sizes are tuned of the rows (dim 0) of the first input alone"
         )
-    elif not has_rows(plans[-1].family.model_new) or rows_size(plans) is None:
+    elif not has_rows(plans[-1].family.model_new) or _rows_size(plans) is None:
         message = (
             "the operator is for one number of rows alone\n"
             "  hint: give one value, or tune each in a run of its own"
@@ -141,7 +141,7 @@ def file_of(
         frozenset(one.rows for one in tuned if one.is_faster),
     )
     ranges = by_batch.kernels if by_batch else {way: kernels.by_nearest(way) for way in ways}
-    size, each = rows_size([one.planned for one in tuned]) or ("", 1)
+    size, each = _rows_size([one.planned for one in tuned]) or ("", 1)
     dispatch = Dispatch(ranges, size, each) if len(candidates) > 1 else None
     rows = None if by_batch is None else by_batch.stated
     family = replace(planned.family, model_new=with_rows(model_new, rows))

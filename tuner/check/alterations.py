@@ -10,12 +10,8 @@ __all__ = [
     "edited",
     "exchanged",
     "in_range",
-    "mirrored",
-    "negated",
     "nudged",
     "reordered",
-    "shifted",
-    "stepped",
     "varied",
     "with_blocks",
     "with_nothing_where_ignored",
@@ -55,7 +51,7 @@ def nudged(value: Any, call: int) -> Any:
     return changed
 
 
-def stepped(value: Any, call: int) -> Any:
+def _stepped(value: Any, call: int) -> Any:
     """Return the same content but for one element, which is 2^-11 of itself larger or smaller.
 
     The largest one at an even place other than the first, so that it shows: in what is computed,
@@ -107,12 +103,12 @@ def in_range(value: Any, call: int) -> Any:
     return (value * ((most - least) / 255)).round() + least
 
 
-def mirrored(value: Any, call: int) -> Any:
+def _mirrored(value: Any, call: int) -> Any:
     """Return rows with the same numbers, last first: sums and norms of rows are the same."""
     return value.flip(-1) if _is_number(value) and value.ndim else value
 
 
-def negated(value: Any, call: int) -> Any:
+def _negated(value: Any, call: int) -> Any:
     """Return the same but for the sign of the largest row, or element: squares are the same."""
     if not _is_number(value):
         return value
@@ -122,7 +118,7 @@ def negated(value: Any, call: int) -> Any:
     return changed
 
 
-def shifted(value: Any, call: int) -> Any:
+def _shifted(value: Any, call: int) -> Any:
     """Return the same but for two neighbours, one up and one as much down: sums are the same."""
     if not _is_number(value) or value.numel() < 2:
         return value
@@ -176,6 +172,6 @@ def with_nothing_where_ignored(values: Sequence[Any]) -> list[Any]:
 
 # By the name that a probe has for it.
 WEIGHTS = {
-    "nudged": nudged, "stepped": stepped, "reordered": reordered, "mirrored": mirrored,
-    "negated": negated, "shifted": shifted,
+    "nudged": nudged, "stepped": _stepped, "reordered": reordered, "mirrored": _mirrored,
+    "negated": _negated, "shifted": _shifted,
 }  # fmt: skip

@@ -23,7 +23,6 @@ __all__ = [
     "Action",
     "Answer",
     "Asked",
-    "AtOnce",
     "Dtype",
     "Edits",
     "GradientLayout",

@@ -37,7 +37,6 @@ __all__ = [
     "checksums_of",
     "dispatched",
     "keys_of",
-    "kind_of",
     "kinds_of",
     "mode_of",
     "num_elements",
@@ -144,7 +143,7 @@ def num_elements(problem: Any, model: torch.nn.Module, values: Sequence[Any]) ->
     return sum(sizes)
 
 
-def kind_of(value: Any) -> str:
+def _kind_of(value: Any) -> str:
     """Describe an output: exact type, dtype, shape and device in one line."""
     import torch
 
@@ -175,7 +174,7 @@ def kinds_of(result: Any) -> tuple[str, ...]:
     outputs = outputs_of(result)
     has_names = not is_plain(result)  # by which a caller takes what a dictionary holds, say
     is_wrapped = not has_names and len(outputs) == 1 and outputs[0] is not result
-    kinds = tuple(kind_of(y) + (" in a tuple" if is_wrapped else "") for y in outputs)
+    kinds = tuple(_kind_of(y) + (" in a tuple" if is_wrapped else "") for y in outputs)
     return (*kinds, f"{NAMED} {words_of(result)}") if has_names else kinds
 
 

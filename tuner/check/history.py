@@ -28,7 +28,7 @@ from tuner.check.touches import TOUCHES, Touches
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BEFORE_CALL", "History", "converted", "set_mode"]
+__all__ = ["BEFORE_CALL", "History", "set_mode"]
 
 
 MOST_MADE = 4  # modules of which one may lie where an earlier one lay
@@ -47,7 +47,7 @@ def set_mode(model: torch.nn.Module, mode: Mode) -> None:
                 module.momentum = None
 
 
-def converted(model: torch.nn.Module, dtype: Dtype) -> torch.nn.Module:
+def _converted(model: torch.nn.Module, dtype: Dtype) -> torch.nn.Module:
     """Convert a model as a user would: `half()`, `bfloat16()`, `double()`."""
     method = {"float64": "double", "float16": "half", "bfloat16": "bfloat16"}[dtype]
     result: torch.nn.Module = getattr(model, method)()
@@ -189,9 +189,9 @@ class History:
             self.loads += said_of_loads(self.model)
         elif action in ("convert", "convert inside", "convert part"):
             if action == "convert inside":
-                converted(torch.nn.Sequential(self.model), self._script.dtype)
+                _converted(torch.nn.Sequential(self.model), self._script.dtype)
             else:
-                self.model = converted(self.model, self._script.dtype)
+                self.model = _converted(self.model, self._script.dtype)
             if action == "convert part":
                 parts.keep_norms(self.model)
             if self._is_exact:

@@ -27,7 +27,6 @@ __all__ = [
     "fewer_rows",
     "is_odd",
     "refuses_layout",
-    "row_elements",
     "tamer",
     "unread",
 ]
@@ -71,7 +70,7 @@ def unread(said: str) -> str:
     return f"its answer was garbled: {said}"
 
 
-def row_elements(
+def _row_elements(
     problem: Problem, model: torch.nn.Module, device: Any, rows: int, seed: int = 0
 ) -> float:
     """Return how many numbers a call takes and makes for each row, in all its steps.
@@ -88,7 +87,7 @@ def row_elements(
 def _elements(
     problem: Problem, model: torch.nn.Module, device: Any, rows: int, seed: int = 0
 ) -> tuple[float, int]:
-    """Return `row_elements`, and the numbers of inputs that do not grow with the rows.
+    """Return `_row_elements`, and the numbers of inputs that do not grow with the rows.
 
     Raises:
         ProblemError: the reference takes no such number of rows.
@@ -135,7 +134,7 @@ def fewer_rows(problem: Problem, probe: Probe, model: torch.nn.Module, device: A
     asked = probe.batch or 0
     extent = extent_of(problem, model, device)
     if extent.row_elements and extent.row_elements * asked <= MOST_ELEMENTS:
-        many = row_elements(problem, model, device, TALL_ROWS, probe.seed_inputs)
+        many = _row_elements(problem, model, device, TALL_ROWS, probe.seed_inputs)
         if many * asked <= MOST_ELEMENTS:
             return None
     return min(FEWER_ROWS, extent.most_rows)

@@ -11,24 +11,24 @@ from tuner.check.exercise import read_at_once
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["disputed", "disputed_in", "is_near_overflow", "of_order", "undefined"]
+__all__ = ["disputed_in", "is_near_overflow", "of_order", "undefined"]
 
 
 def disputed_in(
     got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return where tensors of an answer are `disputed`, of those that are somewhere.
+    """Return where tensors of an answer are `_disputed`, of those that are somewhere.
 
     A device is waited for once as long as all numbers are finite, as nearly always.
     """
     sums = [_sum(t) for n in got for t in (got[n], want[n]) if got[n].is_floating_point()]
     if all(math.isfinite(number) for number in read_at_once(sums)):
         got = {n: t for n, t in got.items() if not t.is_floating_point()}
-    found = {name: disputed(tensor, want[name]) for name, tensor in got.items()}
+    found = {name: _disputed(tensor, want[name]) for name, tensor in got.items()}
     return {name: mask for name, mask in found.items() if mask is not None}
 
 
-def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
+def _disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
     """Return where the baseline is NaN or infinite and float64 is not, or the other way.
 
     Where it has an infinity of the other sign, what that was multiplied by is 0 up to rounding,
@@ -73,7 +73,7 @@ def undefined(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
     import torch
 
     if not got.is_floating_point():
-        return disputed(got, want)
+        return _disputed(got, want)
     got, want = _asked(got), _asked(want)
     mask = ~(torch.isfinite(got) & torch.isfinite(want))
     return mask if bool(mask.any()) else None

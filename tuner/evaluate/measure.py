@@ -16,11 +16,10 @@ import time
 from collections.abc import Sequence
 
 from tuner.evaluate.timers import Call, Timer
-from tuner.intervals import Pair, median_error, ratio_interval, robust_sigma, tie_set
+from tuner.intervals import median_error, ratio_interval, robust_sigma, tie_set
 from tuner.trial import Measurement
 
 __all__ = [
-    "Pair",
     "below_floor",
     "contradicted",
     "interleave",

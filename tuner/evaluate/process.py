@@ -42,7 +42,6 @@ __all__ = [
     "available_bytes",
     "describe_exit",
     "free_bytes",
-    "kill_tree",
 ]
 
 LOG_TAIL_BYTES = 64 * 2**10
@@ -151,7 +150,7 @@ class Child:
         with self._reap_lock:
             if not self._is_reaped:
                 self.was_killed = True
-                kill_tree(self.pid, self.marker)
+                _kill_tree(self.pid, self.marker)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it started in its process group."""
@@ -161,7 +160,7 @@ class Child:
 
     def reap(self) -> int:
         """Kill whatever is left, wait for the process, free everything; its exit code."""
-        kill_tree(self.pid, self.marker)
+        _kill_tree(self.pid, self.marker)
         if not self.has_exited(KILL_WAIT_S):
             raise WorkerError(f"process {self.pid} cannot be killed; is the driver stuck?")
         self._thread.join()
@@ -221,7 +220,7 @@ def _resident_bytes(pid: int) -> int:
 # ---- the end --------------------------------------------------------------------------------
 
 
-def kill_tree(pid: int, marker: str = "") -> None:
+def _kill_tree(pid: int, marker: str = "") -> None:
     """Send SIGKILL to `pid`, its process group, its descendants and whoever bears `marker`.
 
     `pid` must lead its own process group and must not have been waited for yet, so that the

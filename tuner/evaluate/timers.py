@@ -22,7 +22,6 @@ __all__ = [
     "Call",
     "CpuTimer",
     "CudaTimer",
-    "Keep",
     "Timer",
     "hidden_work_us",
     "no_garbage_collection",

@@ -29,7 +29,6 @@ from tuner.errors import TunerError
 from tuner.evaluate.again import Query, Taken, in_order
 from tuner.evaluate.asking import (
     Fewer,
-    JudgeEnded,
     is_of_memory,
     lacks_memory,
     with_memory,
@@ -46,7 +45,7 @@ from tuner.machine.turns import ALL, HALF, SOME, more_than, turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
 
-__all__ = ["Answered", "JudgeEnded", "Verifier"]
+__all__ = ["Answered", "Verifier"]
 
 PAIRS = 2  # of processes: most of a check is the host's work
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair

@@ -33,7 +33,7 @@ from tuner.machine.forkserver import preload
 from tuner.machine.importing import import_path
 from tuner.wording import one_line
 
-__all__ = ["Blob", "Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]
+__all__ = ["Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]
 
 RESTART_WAITS_S = (1.0, 5.0)  # a device that was reset needs a moment
 NUM_QUOTED_LINES = 12  # of the output of a worker that failed

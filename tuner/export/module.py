@@ -27,7 +27,7 @@ from tuner.plans import Plan
 from tuner.problem.overrides import Overrides
 from tuner.trial import Candidate, content_key
 
-__all__ = ["OLDEST_TORCH", "UNVERIFIED", "VERIFIED", "export_text", "fallback_text"]
+__all__ = ["UNVERIFIED", "VERIFIED", "export_text", "fallback_text"]
 
 VERIFIED = "verified: checked and raced from this file"
 UNVERIFIED = "unverified: not checked yet"

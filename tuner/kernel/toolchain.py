@@ -24,7 +24,7 @@ from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES, Kind, platform_of
 from tuner.machine.vectors import NATIVE, vectors
 from tuner.trial import Language, content_key
 
-__all__ = ["CPP_FLAGS", "CUDA_FLAGS", "Toolchain"]
+__all__ = ["CPP_FLAGS", "Toolchain"]
 
 CPP_FLAGS = (
     "-std=c++17",

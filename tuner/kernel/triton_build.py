@@ -43,7 +43,7 @@ from tuner.machine.forkserver import die_with
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
 
-__all__ = ["PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "has_kernels", "main"]
+__all__ = ["PLAN_FILE", "REPORT_FILE", "AheadBuild", "has_kernels", "main"]
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "ahead.json"  # inside OUT_DIR
@@ -233,7 +233,7 @@ def has_kernels(place: Path, cache: Path) -> bool:
     return all((cache / name).is_dir() for name in report.folders)
 
 
-def build_ahead(
+def _build_ahead(
     source: Path,
     plan: Plan,
     *,
@@ -371,7 +371,7 @@ def main(arguments: list[str] | None = None) -> int:
         plan = from_json(Plan, asked.plan.read_bytes())
         sizes = asked.sizes if isinstance(asked.sizes, list) else [asked.sizes]
         how = {"arch": asked.arch, "sizes": sizes, "is_apart": asked.apart}
-        report = build_ahead(asked.source, plan, **how)
+        report = _build_ahead(asked.source, plan, **how)
     except TunerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

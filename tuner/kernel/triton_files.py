@@ -22,7 +22,6 @@ __all__ = [
     "at_fixed_lines",
     "folder_or",
     "pack",
-    "triton_folder",
     "unpack",
 ]
 
@@ -32,7 +31,7 @@ _GROUP = "__grp__"  # begins the name of a file that lists the paths of a kernel
 _PATHS = "child_paths"  # its key, paths by names
 
 
-def triton_folder() -> Path:
+def _triton_folder() -> Path:
     """Return the folder where Triton keeps kernels for this user, by content.
 
     What a search compiles is kept there, too: the exported file's processes find it, and so does
@@ -47,7 +46,7 @@ def folder_or(own: Path) -> Path:
 
     What is there is run. With `own` exported files compile once more what a search has compiled.
     """
-    folder = triton_folder()
+    folder = _triton_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         facts = folder.stat()

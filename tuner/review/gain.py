@@ -14,7 +14,7 @@ from tuner.review.formatting import count_words, three_digits, us_words
 from tuner.wording import percent, shape_words
 
 __all__ = [
-    "NEAR", "Gain", "ModuleRecord", "bytes_words", "gain_lines", "graph_lines",
+    "Gain", "ModuleRecord", "bytes_words", "gain_lines", "graph_lines",
 ]  # fmt: skip
 
 NEAR = 1.05  # times a bound: what is left is not worth a search

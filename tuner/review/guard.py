@@ -24,7 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["KEY_HEADER", "Guard"]
+__all__ = ["Guard"]
 
 KEY_HEADER = "x-tune-key"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tuner.errors import InputError
 from tuner.review.run_index import RunIndex
 
-__all__ = ["PATHS", "Studies", "optuna_app"]
+__all__ = ["Studies", "optuna_app"]
 
 PATHS = ("/dashboard", "/api", "/csv", "/static")  # Optuna's own; its scripts know no others
 _KEPT_JOURNALS = 6

@@ -8,12 +8,12 @@ from tuner.by_batch import ANY_ROWS, WAYS, ByBatch, Way, least_of
 from tuner.review.figures import ACCENT, BASELINE, LEGEND, TEMPLATE_MARKS, log_axis
 from tuner.review.formatting import ratio_words, us_words
 
-__all__ = ["is_taken", "rows_caption", "rows_figure", "rows_table"]
+__all__ = ["rows_caption", "rows_figure", "rows_table"]
 
 MARKS = {"call": (ACCENT, "circle"), "step": TEMPLATE_MARKS[1], "eval": TEMPLATE_MARKS[2]}
 
 
-def is_taken(found: ByBatch, way: Way, num_rows: int) -> bool:
+def _is_taken(found: ByBatch, way: Way, num_rows: int) -> bool:
     """Whether the file takes its kernels there."""
     fewest, most = found.rows.get(way, ANY_ROWS)
     is_gap = any(low <= num_rows <= high for low, high in found.gaps.get(way, ()))
@@ -41,7 +41,7 @@ def rows_figure(found: ByBatch) -> Any:
         if not points:
             continue
         colour, symbol = MARKS[way]
-        taken = [is_taken(found, way, at.num_rows) for at in points]
+        taken = [_is_taken(found, way, at.num_rows) for at in points]
         figure.add_scatter(
             x=[at.num_rows for at in points],
             y=[at.speedup for at in points],
@@ -89,7 +89,7 @@ def rows_table(found: ByBatch) -> tuple[list[str], list[list[str]]]:
                 continue
             ends = f"{ratio_words(at.low)} to {ratio_words(at.high)}"
             which = f"kernel {at.kernel + 1}" if way in found.kernels else "kernels"
-            who = which if is_taken(found, way, rows) else "PyTorch"
+            who = which if _is_taken(found, way, rows) else "PyTorch"
             line += [f"{ratio_words(at.speedup)} ({ends})", who]
         table.append(line)
     return head, table

@@ -12,7 +12,7 @@ import uvicorn
 from tuner.errors import InputError, MachineError
 from tuner.review.dashboard import Dashboard
 
-__all__ = ["DEFAULT_PORT", "serve"]
+__all__ = ["serve"]
 
 DEFAULT_PORT = 8899
 TRIED_PORTS = 20  # from the default one on, where it is taken

@@ -56,7 +56,7 @@ from tuner.trial import Compiled, Finalist, Interval, ProbeResult, Result, Statu
 from tuner.wording import percent
 
 __all__ = [
-    "LIKE_PYTORCH", "Advice", "Summary", "format_summary", "summary", "summary_of", "trial_words",
+    "LIKE_PYTORCH", "Summary", "format_summary", "summary", "summary_of", "trial_words",
 ]  # fmt: skip
 
 LIKE_PYTORCH = 0.05  # a ratio within this of 1 is none to speak of

@@ -24,7 +24,6 @@ from tuner.trial import Status, Trial, Value
 from tuner.wording import one_line
 
 __all__ = [
-    "ABSENT",
     "Column",
     "Failure",
     "Resources",

@@ -37,7 +37,7 @@ from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Outcome, Params, Trial
 
-__all__ = ["SearchBudget", "StopSection", "search"]
+__all__ = ["SearchBudget", "search"]
 
 PATIENCE_S = 20.0  # after which what others have overtaken is reported behind them
 LOOK_AT_CLOCK_S = 0.5  # while nothing is finished

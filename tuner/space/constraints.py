@@ -24,7 +24,6 @@ __all__ = [
     "ValueIndices",
     "base_of",
     "check_declared",
-    "condition_holds",
     "index_type",
     "is_obeyed",
     "pack",
@@ -106,14 +105,14 @@ def index_type(bases: Iterable[int]) -> type[np.signedinteger]:
     return np.int8 if largest <= 2**7 else np.int16 if largest <= 2**15 else np.int32
 
 
-def condition_holds(when: Expression | None, env: Env) -> bool:
+def _condition_holds(when: Expression | None, env: Env) -> bool:
     """Whether what has the condition `when` exists beside the named values of `env`."""
     return when is None or when.holds_where_known(env) is True
 
 
 def is_obeyed(constraint: Constraint, env: Env) -> bool:
     """Whether `env` obeys the constraint, or the constraint is not judged there."""
-    if not condition_holds(constraint.when, env):
+    if not _condition_holds(constraint.when, env):
         return True
     return constraint.expression.holds_where_known(env) is not False
 
@@ -221,7 +220,7 @@ class Judge:
         at = {name: value for name, value in pairs if value is not None}
         env = {**self._facts, **at}
         try:
-            if self._guard is not None and not condition_holds(self._guard, env):
+            if self._guard is not None and not _condition_holds(self._guard, env):
                 return self._where_absent
             verdict = self._rule.holds_where_known(env)
         except ExpressionError as error:

@@ -14,18 +14,15 @@ from tuner.trial import Value
 __all__ = [
     "COMPILED_AS",
     "FUNCTIONS",
-    "MAX_NUMBER",
     "WORD",
     "Code",
     "Env",
     "Refused",
-    "bounded",
     "compile_tree",
     "describe",
     "members",
     "name_of",
     "place_of",
-    "power",
     "truth",
 ]
 

@@ -29,7 +29,6 @@ __all__ = [
     "COLUMN",
     "DTYPES",
     "Axis",
-    "Fold",
     "Nest",
     "Output",
     "Pass",

@@ -14,7 +14,7 @@ from tuner.capture.modules.module_text import made_whole, result_of, spread_by
 from tuner.capture.tasks.stages import Stages
 from tuner.capture.tasks.step_records import Joint, why_shared
 
-__all__ = ["in_turn", "results_text", "whole_in_step", "why_not_given"]
+__all__ = ["results_text", "whole_in_step", "why_not_given"]
 
 
 def why_not_given(joint: Joint) -> str:
@@ -27,7 +27,7 @@ def why_not_given(joint: Joint) -> str:
     return ""
 
 
-def in_turn(joint: Joint) -> list[int]:
+def _in_turn(joint: Joint) -> list[int]:
     """Return the numbers of a step's backwards, each behind those of the results it reads."""
     numbers = {each.place: number for number, each in enumerate(joint.backwards)}
     found: list[int] = []
@@ -82,7 +82,7 @@ def results_text(
         return result_of(of, name, source, is_own=place in numbers and not shared[place])
 
     lines = []
-    for number in in_turn(joint):
+    for number in _in_turn(joint):
         each = joint.backwards[number]
         sources = "".join(f", result_{source}" for source in each.sources)
         call = (

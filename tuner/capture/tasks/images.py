@@ -14,10 +14,10 @@ from tuner.capture.nests.index_space import name_of
 from tuner.capture.nests.viewing import real_name
 from tuner.capture.tasks.library import is_call
 
-__all__ = ["images_of", "is_convolution", "with_images_copied"]
+__all__ = ["images_of", "with_images_copied"]
 
 
-def is_convolution(node: Node) -> bool:
+def _is_convolution(node: Node) -> bool:
     """Whether it is a convolution of images or volumes, which may lie channels last."""
     return node.op.startswith("conv") and node.op[-2:] in ("2d", "3d")
 
@@ -34,9 +34,9 @@ def with_images_copied(graph: Graph) -> Graph:
     nodes: list[Node] = []
     copies: dict[str, str] = {}
     for node in graph.nodes:
-        if is_convolution(node):
+        if _is_convolution(node):
             image = graph.value(real_name(graph, name_of(node.args[0])))
-            is_made = isinstance(image, Node) and (not is_call(image) or is_convolution(image))
+            is_made = isinstance(image, Node) and (not is_call(image) or _is_convolution(image))
             is_same = image.shape == graph.value(name_of(node.args[0])).shape
             if not is_made and is_same and image.shape[1] > 1:
                 name = f"{image.name}_image"
@@ -51,7 +51,7 @@ def with_images_copied(graph: Graph) -> Graph:
 
 def images_of(graph: Graph, results: Collection[str]) -> frozenset[str]:
     """Return the values that lie channels last wherever they are stored, but `results`."""
-    convolutions = [n for n in graph.nodes if is_convolution(n)]
+    convolutions = [n for n in graph.nodes if _is_convolution(n)]
     taken = [graph.value(name_of(n.args[0])) for n in convolutions]
     # Batch and channels tell an image from a view of it as something else, such as groups.
     ends = {(len(v.shape), v.shape[:2]) for v in (*convolutions, *taken)}
@@ -59,7 +59,7 @@ def images_of(graph: Graph, results: Collection[str]) -> frozenset[str]:
     behind: set[str] = set()  # what is computed from an image
     for node in graph.nodes:
         read = {real_name(graph, name) for name in node.refs}
-        if is_convolution(node) or (_is_pooling(node) and read & found):
+        if _is_convolution(node) or (_is_pooling(node) and read & found):
             found.add(node.name)
         if node.name in found or (read & behind and not is_call(node)):
             behind.add(node.name)
