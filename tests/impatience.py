@@ -13,10 +13,11 @@ import math
 import os
 import time
 from pathlib import Path
+from types import ModuleType
 
 from rows_of_tests import FEW_ROWS
 
-from tuner import verification
+from tuner import schedule, verification
 from tuner.capture import rows_tried
 from tuner.evaluate import evaluator, raced_steps, racing, runner, verifier
 from tuner.machine.host import has_many_cores
@@ -29,13 +30,19 @@ __all__ = [
 ]  # fmt: skip
 
 
+def replaced(room: ModuleType, **values: object) -> None:
+    """Give a room's names other values; one that it no longer has would change nothing."""
+    for name, value in values.items():
+        assert hasattr(room, name), f"{room.__name__} has no {name}"
+        setattr(room, name, value)
+
+
 def no_rest() -> None:
     """Let races go on on a machine that is never quiet, and be short: no test asks who wins."""
-    racing.BURST_S = 0.01
-    racing.MIN_ROUNDS = 4
-    racing.MOST_WARM_UP_S = 0.05
-    raced_steps.NUM_ROUNDS = 2
-    racing.MOST_PREEMPTED_PER_S = math.inf
+    replaced(racing, BURST_S=0.01, MIN_ROUNDS=4, MOST_WARM_UP_S=0.05)
+    replaced(racing, MOST_PREEMPTED_PER_S=math.inf)
+    replaced(raced_steps, NUM_ROUNDS=2)
+    replaced(schedule, MORE_PROCESSES=0)
     whole = racing.Racer.race
     racing.Racer.race = lambda self, contenders, *, num_processes, seconds, **more: whole(
         self,
@@ -44,7 +51,6 @@ def no_rest() -> None:
         seconds=min(seconds, 0.02),
         **more,
     )
-    verification.MORE_SETS = 0
 
 
 def few_probes() -> None:
@@ -68,13 +74,15 @@ def few_probes() -> None:
             *(p for n, p in enumerate(more) if n % 6 == 0 or p.name.startswith(named)),
         ]
 
-    verifier.thorough_probes = few
+    replaced(verifier, thorough_probes=few)
     if not has_many_cores():  # which pytest's workers share: a second pair would only start
-        verifier.PAIRS = 1
+        replaced(verifier, PAIRS=1)
     looked_at = verification.profile_into
-    verification.profile_into = lambda *args: (
-        "left out" if "UNPROFILED" in os.environ else looked_at(*args)
-    )
+
+    def profile_seldom(*args):
+        return "left out" if "UNPROFILED" in os.environ else looked_at(*args)
+
+    replaced(verification, profile_into=profile_seldom)
 
 
 def few_rows() -> None:
@@ -82,7 +90,7 @@ def few_rows() -> None:
 
     test_rows_tried.py asks what each of them tells.
     """
-    rows_tried._TRIED = FEW_ROWS
+    replaced(rows_tried, _TRIED=FEW_ROWS)
 
 
 def soon_a_hang() -> None:

@@ -304,8 +304,7 @@ def verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ve
     run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, Environment())
     toolchain = Toolchain.find("cpu")
     compiler = ExportCompiler("cpu", 1)
-    # A busy machine's scatter asks for no more processes than are planned.
-    schedule = replace(scheduled(planned.config, Costs()), more_processes=0)
+    schedule = scheduled(planned.config, Costs())
     with run.locked() as writer, Verifier(planned.spec, seed=1) as verifier:
         made = Verification(
             planned, toolchain, run, writer, verifier, 1, compiler, Observer(), schedule

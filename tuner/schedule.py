@@ -33,6 +33,7 @@ CHECK_S = 8.0  # until one was seen
 START_S = {"cpu": 1.5, "cuda": 3.5}
 WARM_UP_CALLS, WARM_UP_S = 10, 1.2  # of each process of a set: no more than either
 LEAST_CALLS = 24  # of each process of a set, that count
+MORE_PROCESSES = 2  # where those of a race scatter too much to tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Schedule:
     time_s: float | None = None
     reductions: tuple[str, ...] = ()
     left_s: float | None = None  # of that, when it was fitted
-    more_processes: int = 2  # that race where those that are planned scatter too much to tell
+    more_processes: int = 0  # that race where those that are planned scatter too much to tell
 
     @property
     def of_pytorch(self) -> Schedule:
@@ -178,5 +179,6 @@ def scheduled(config: RunConfig, costs: Costs) -> Schedule:
         num_finalists, num_processes = max(num_finalists, 5), max(num_processes, 9)
         samples_s = max(samples_s, 1.0)
     return Schedule(
-        config.effort, num_finalists, num_processes, samples_s, costs, search_s, config.time_s
-    )
+        config.effort, num_finalists, num_processes, samples_s, costs, search_s, config.time_s,
+        more_processes=MORE_PROCESSES,
+    )  # fmt: skip
