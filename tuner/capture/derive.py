@@ -2,7 +2,9 @@
 
     <cache>/modules/<name>-<key>/<name>/   op.yaml  reference.py  model_new.py  graph.json
                                            nest.cpp.j2  nest_triton.triton.py.j2
-                                           two for each further way to cut it (`partitions`)
+                                           others that make its products, convolutions or long rows
+                                           in kernels of their own (`PRODUCTS`, `clusters`)
+                                           as many for each further way to cut it (`partitions`)
 
 What is tuned from then on is an operator like any that was written by hand. The module around it
 is the reference's own class: it takes the loops where shapes, types, modes and settings are those

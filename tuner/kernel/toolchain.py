@@ -186,7 +186,7 @@ class Toolchain:
         assert self.device_compiler is not None
         linker = [flag.removeprefix("-Wl,") for flag in self.link_flags]
         ours = ["-ccbin", self.host_compiler, "-Xcompiler", "-fPIC", "-Xptxas", "-v"]
-        # Uncompressed, so that `_hash_code` sees the symbols of the device code.
+        # Uncompressed, so that `hash_code` sees the symbols of the device code.
         ours += ["-no-compress", *(part for flag in linker for part in ("-Xlinker", flag))]
         return [self.device_compiler, *self.device_flags, *ours, *output]
 
