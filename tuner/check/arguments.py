@@ -18,10 +18,16 @@ from tuner.check.alterations import (
 )
 from tuner.check.crossing import Layout
 from tuner.check.layouts import fitted
-from tuner.check.parts import copied
 from tuner.check.probe import ILLEGAL, Probe
-from tuner.errors import ProblemError
-from tuner.problem.draws import Distribution
+from tuner.check.special_values import (
+    is_taken,
+    with_edges,
+    with_fractions,
+    with_last_integers,
+    with_odd_integers,
+    with_special_values,
+)
+from tuner.problem.constructor import others_of
 from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
@@ -50,16 +56,20 @@ def inputs_of_calls(
         first = _of_other_types(problem, model, first, probe.layout)
     if probe.has_options == "sizes":
         first = _of_half_sizes(problem, model, first)
+    if probe.distribution == "edges":
+        first = with_edges(problem, model, first, probe.layout_at or 0)
+    if probe.distribution == "constants":
+        first = with_fractions(problem, first)
     if probe.distribution == "last_integers":
-        first = _with_last_integers(problem, model, first)
+        first = with_last_integers(problem, model, first)
     if probe.distribution in ("special", "all_special", "special_rows"):
-        first = _with_special_values(problem, model, first, probe.distribution == "all_special")
+        first = with_special_values(problem, model, first, probe.distribution == "all_special")
     if probe.distribution == "special_rows":
         first = with_nothing_where_ignored(first)
     if probe.distribution in ("masked", "masked_bools"):
         first = [with_blocks(value, probe.seed_inputs) for value in first]
     if probe.distribution in ("large_integers", *ILLEGAL):
-        first = _with_odd_integers(problem, model, first, probe.distribution)
+        first = with_odd_integers(problem, model, first, probe.distribution)
     if probe.other_arguments:
         first = _with_other_arguments(problem, model, first, probe.other_arguments)
     calls = 1 if probe.inputs == "repeated" else probe.calls
@@ -81,46 +91,6 @@ def inputs_of_calls(
     return [_converted(values, probe, call) for call, values in enumerate(made)]
 
 
-def _with_special_values(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any], is_all: bool
-) -> list[Any]:
-    """Return integers with those that mean something else, and bools that are alike in a row.
-
-    With `is_all` there are no others: one integer alone, and bools that are all true.
-    Special are the least and the largest that were given, a `padding_idx` of a submodule, and
-    -100, which losses ignore, where the reference takes it.
-    """
-    import torch
-
-    padding = [getattr(part, "padding_idx", None) for part in model.modules()]
-    result = list(values)
-    for i, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or not value.numel():
-            continue
-        if value.dtype == torch.bool and value.ndim:
-            result[i] = value.clone()
-            if is_all:
-                result[i].fill_(True)
-            else:
-                result[i][0], result[i][-1] = False, True
-        if value.dtype != torch.int64:
-            continue
-        special = [int(value.min()), int(value.max()), *(p for p in padding if p is not None)]
-        kept = [[-100], [*special[2:], special[0]][:1]] if is_all else [[-100, *special], special]
-        for numbers in kept:
-            marked = value.clone().reshape(-1)
-            for at, number in enumerate(numbers):
-                if is_all:
-                    marked[:] = number
-                else:
-                    marked[at::8][: max(1, len(marked) // 16)] = number
-            result[i] = marked.view(value.shape)
-            if _is_taken(problem, model, result):
-                break
-            result[i] = value
-    return result
-
-
 def _of_other_types(
     problem: Problem, model: torch.nn.Module, values: Sequence[Any], layout: Layout
 ) -> list[Any]:
@@ -138,7 +108,7 @@ def _of_other_types(
     for i, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.dtype == of:
             result[i] = other(value)
-            if not _is_taken(problem, model, result):
+            if not is_taken(problem, model, result):
                 result[i] = value
     return result
 
@@ -160,93 +130,10 @@ def _of_half_sizes(problem: Problem, model: torch.nn.Module, values: Sequence[An
         return value % min(halves.values()) if is_index else value.contiguous()
 
     result = [halved(value) for value in values]
-    return result if _is_taken(problem, model, result) else list(values)
-
-
-def _with_last_integers(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
-) -> list[Any]:
-    """Return int64 tensors with the last rows of a table, some near its end, and 2^15 and 2^16."""
-    import torch
-
-    result = list(values)
-    sizes = {len(p) for p in model.parameters() if p.ndim > 1}
-    sizes |= {x.shape[-1] for x in values if isinstance(x, torch.Tensor) and x.ndim}
-    for i, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or not value.numel():
-            continue
-        for size in sorted((n for n in sizes if n > int(value.max())), reverse=True):
-            ends = [size - 1, size - 2, size - 1 - size // 20, size - 1 - size // 10]
-            ends += [2**bits + more for bits in (15, 16) for more in (-1, 0, 1, 7)]
-            flat = value.clone().reshape(-1)
-            legal = [at for at in ends if 0 <= at < size]
-            for k, at in enumerate(legal):
-                flat[k :: 2 * len(legal)] = at
-            result[i] = flat.view(value.shape)
-            if _is_taken(problem, model, result):
-                break
-            result[i] = value
-    return result
-
-
-def _is_taken(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> bool:
-    """Whether the reference answers, and the same twice; on the CPU, where refusals cost nothing.
-
-    An index that a GPU refuses ends the use of that GPU.
-    """
-    import torch
-
-    on_cpu = [x.cpu() if isinstance(x, torch.Tensor) else x for x in values]
-    try:
-        with torch.no_grad():
-            first, again = (problem.call(copied(model).cpu().eval(), on_cpu) for _ in range(2))
-    except ProblemError:
-        return False
-    pairs = zip(first, again, strict=True)
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
-
-
-def _with_odd_integers(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any], kind: Distribution
-) -> list[Any]:
-    """Return int64 tensors that are large, if the reference takes that, or one odd number in them.
-
-    "negative_integers" has one -1, "integers_beyond" one that is the first too large: the size of
-    a table or of a last dimension, or one more than was given.
-    """
-    import torch
-
-    result = list(values)
-    sizes = [getattr(part, "num_embeddings", 0) for part in model.modules()]
-    sizes += [x.shape[-1] for x in values if isinstance(x, torch.Tensor) and x.ndim]
-    for i, value in enumerate(values):
-        is_integer = isinstance(value, torch.Tensor) and value.dtype == torch.int64
-        if not is_integer or not value.numel():
-            continue
-        most = int(value.max())
-        tries = sorted({most + 1, *(size for size in sizes if size > most)})
-        for number in [-1] if kind == "negative_integers" else tries:
-            result[i] = value.clone()
-            if kind == "large_integers":
-                result[i] += 2**30
-            else:
-                result[i].view(-1)[value.numel() // 3] = number
-            is_taken = _is_taken(problem, model, result)
-            if not is_taken:
-                break
-        if kind == "large_integers" and not is_taken:
-            result[i] = value
-        elif not is_taken:
-            break  # one is enough to be refused
-    return result
+    return result if is_taken(problem, model, result) else list(values)
 
 
 GRADIENT_FACTORS = {"large": 2.0**40, "small": 2.0**-40}  # as loss scaling makes them, and more
-# Words that PyTorch's functions take in each other's place.
-WORDS = (
-    ("none", "tanh"), ("mean", "sum", "none"), ("zeros", "reflect", "replicate", "circular"),
-    ("nearest", "bilinear"), ("fan_in", "fan_out"),
-)  # fmt: skip
 
 
 def _with_other_arguments(
@@ -279,7 +166,7 @@ def _with_other_arguments(
         if isinstance(value, float):
             return [1.5 * value + 0.25 * (value == 0.0), 0.5 * value]
         if isinstance(value, str):
-            return [w for words in WORDS if value in words for w in words if w != value]
+            return others_of(value)
         if value is not None or first is None:
             return []
         order = torch.arange(first.numel(), device=first.device).view(first.shape)
@@ -293,7 +180,7 @@ def _with_other_arguments(
         kept = result[:at]
         rest = result[at + 1 :]
         found = next(
-            (x for x in tries(value) if _is_taken(problem, model, [*kept, x, *rest])), value
+            (x for x in tries(value) if is_taken(problem, model, [*kept, x, *rest])), value
         )
         result = [*kept, found, *rest]
     return result
@@ -345,6 +232,8 @@ def draw_output_gradients(
                 tensors[f"grad.{k}"] = _cancelling(drawn)
             if probe.gradient_values == "nan" and drawn.numel():
                 tensors[f"grad.{k}"].view(-1)[drawn.numel() // 3] = float("nan")
+            if probe.gradient_values == "nan_row" and drawn.ndim:
+                tensors[f"grad.{k}"][len(drawn) // 3 :][:1] = float("nan")
 
 
 def _normal(like: torch.Tensor, seed: int) -> torch.Tensor:

@@ -140,6 +140,15 @@ def batch_probes(
             more = exact
         if rows != num_rows:
             probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
+    # What tiles of 32 rows and more leave over, as many as divide each: above a few tiles, and
+    # above a few blocks of them.
+    for left in (2, 4, 8, 16):
+        for least, most in ((64, 256), (256, 1024)):
+            rows = left + 2 * left * secret.randrange(least // (2 * left), most // (2 * left))
+            if rows != num_rows:
+                mode = secret.choice((modes.own, modes.other))
+                more = {"calls": 1, "before": (), "mode": mode}
+                probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
     odd = odd_batch(extent)
     if (most_odd := min(num_rows, 1024, extent.most_rows)) > 80:
         odd = 2 * secret.randrange(33, (most_odd - 1) // 2) + 1
@@ -159,6 +168,14 @@ def batch_probes(
             probe("whole tiles, many", batch=many, **{**usual, "tells": whole}),
             probe("gradients of many rows", batch=odd_many, **{**wide, "tells": whole}),
         ]
+        # Beyond what partial sums of a few blocks of rows have room for, as far as there is room.
+        very_many = min(1024 << secret.randrange(5), extent.most_rows // 2)
+        very_many += secret.randrange(1, 1 + max(1, very_many))
+        more = {"distribution": "normal", "gradients": "all", "tells": whole}
+        if very_many > odd_many:
+            probes.append(
+                probe("gradients of very many rows", batch=very_many, **{**fields, **more})
+            )
     # More than the blocks that a grid of CUDA has in its second dimension.
     tall = 65536 + secret.randrange(1, 64)
     if num_rows < tall:

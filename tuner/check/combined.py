@@ -20,7 +20,7 @@ VALUES: tuple[Distribution, ...] = (
 CHAIN = (50, 71)  # calls before one backward
 CHAIN_ROWS = (33, 41)  # of two or three rows that are close no arithmetic keeps many digits
 NUM_MASKED = 6  # vectors of which a block is -Inf, one after the other
-MANY_HALVES = 1100  # rows whose sum of values near 100 is beyond float16
+MANY_HALVES = (1050, 1300)  # rows whose sum of values near 100 is beyond float16
 ALL, NONE, FIRST = -1, 0, 1  # bits of the inputs that want gradients
 
 
@@ -130,6 +130,10 @@ def _orders(ask: Asker, twice: dict[str, Any]) -> Iterator[Probe]:
     layouts: tuple[Layout, ...] = ("channels_last", "reversed", "rows inside")
     for layout in layouts[ask.traits.dimensions == 3 :] if ask.traits.dimensions > 2 else ():
         yield ask.graded(f"{layout} input", "layout", layout=layout, is_extra=True, **twice)
+    if ask.traits.dimensions == 2:  # a backward reads rows as far apart as they were
+        flat: tuple[Layout, ...] = ("padded", "cut", "strided", "transposed")
+        for layout in flat:
+            yield ask.graded(f"{layout} input, gradients", "layout", layout=layout, is_extra=True)
     if ask.traits.dimensions > 3:
         yield ask.probe(
             "channels_last input, no gradients", "layout", layout="channels_last",
@@ -149,10 +153,11 @@ def _conversions(ask: Asker) -> Iterator[Probe]:
 
     if ask.traits.has_numbers:
         yield converted("float16 module, wide range", dtype="float16", distribution="half_range")
-        if ask.extent.num_rows is not None and ask.extent.holds(MANY_HALVES):
+        many = ask.secret.randrange(*MANY_HALVES)
+        if ask.extent.num_rows is not None and ask.extent.holds(many):
             yield converted(
                 "float16 module, many rows", dtype="float16", distribution="offset",
-                batch=MANY_HALVES, is_reduced=False, is_tall=True,
+                batch=many, is_reduced=False, is_tall=True,
             )  # fmt: skip
     if ask.traits.has_norms:
         yield converted(

@@ -51,6 +51,7 @@ Edits = Literal[
 ]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
+    "of_inner",
     "shared", "in_thread", "in_graph", "transposed cut", "channels_last",
 ]  # fmt: skip
 AtOnce = Literal["", "one module", "two modules"]
@@ -202,7 +203,7 @@ class Script(Asked):
     is_repeated: bool = False
     names: tuple[str, ...] = ()
     other_options: dict[str, float] = field(default_factory=dict)
-    options: dict[str, bool | int | float] = field(default_factory=dict)
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
     others: dict[str, bool | int | float] = field(default_factory=dict)
     own_seed: int | None = None
     numbers: dict[str, bool | int | float | str | None] = field(default_factory=dict)

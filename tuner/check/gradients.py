@@ -69,8 +69,9 @@ def gradients_of(
     import torch
 
     pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(outputs) if y.requires_grad]
-    if layout in ("of_first", "of_last"):  # of several outputs, one alone is used
-        pairs = pairs[:1] if layout == "of_first" else pairs[-1:]
+    # Of several outputs, one alone is used, or those between the first and the last.
+    used = {"of_first": pairs[:1], "of_last": pairs[-1:], "of_inner": pairs[1:-1] or pairs[:1]}
+    pairs = used.get(layout, pairs)
     given = [g.to(y.dtype) for y, g in pairs]
     if layout == "of_sum":
         given = [g[:1].expand(g.shape) if g.ndim and len(g) else g for g in given]

@@ -31,15 +31,21 @@ def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def empty(model: torch.nn.Module) -> None:
-    """Lose all that is not in the state_dict, which is loaded again."""
+    """Lose all that is not in the state_dict, which is loaded again.
+
+    Buffers that it leaves out are put back, as whoever empties a module has to do.
+    """
     import torch
 
+    held = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     device = next((t.device for t in state.values()), torch.device("cpu"))
     model.to_empty(device=device)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(held[name])
     model.load_state_dict(state, strict=True)
 
 

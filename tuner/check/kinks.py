@@ -39,7 +39,7 @@ from tuner.wording import one_line
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Replay", "errors_at_kinks", "note_at_kinks"]
+__all__ = ["EXACT", "REACHES", "Replay", "errors_at_kinks", "note_at_kinks"]
 
 # How far numbers are moved, in units of PyTorch's own rms error of that result. Each is played
 # twice, with opposite signs, so that what is much nearer to a kink is on its other side in one of

@@ -57,8 +57,8 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     flat = tensor.contiguous().reshape(-1)
-    if flat.numel() == 1:  # which may be 0 apart, as of a number that was expanded
-        flat = flat.as_strided((1,), (1,))
+    if flat.numel() <= 1:  # which may be 0 apart, as of a number that was expanded, or 16 of none
+        flat = flat.as_strided(flat.shape, (1,))
     return flat.view(torch.uint8)
 
 

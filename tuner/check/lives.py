@@ -12,6 +12,10 @@ from tuner.check.probe import Probe
 __all__ = ["gradient_probes", "history_probes"]
 
 NUM_FROZEN = 6  # parameters that are frozen in turn
+INCOMING = {
+    "large": "large", "small": "small", "nan": "nan", "NaN row": "nan_row",
+    "cancelling": "cancelling",
+}  # fmt: skip
 
 
 def gradient_probes(ask: Asker) -> list[Probe]:
@@ -65,17 +69,19 @@ def gradient_probes(ask: Asker) -> list[Probe]:
             first_place=secret.randrange(64),
         ),
         *(
-            ask.graded(f"{kind} gradients", "incoming values", gradient_values=kind)
-            for kind in ("large", "small", "nan", "cancelling")
+            ask.graded(f"{name} gradients", "incoming values", gradient_values=kind)
+            for name, kind in INCOMING.items()
         ),
         ask.graded("gradients of the first output", "one output", gradient_layout="of_first"),
         ask.graded("gradients of the last output", "one output", gradient_layout="of_last"),
+        ask.graded("gradients of inner outputs", "one output", gradient_layout="of_inner"),
         ask.graded("weights edited before", "edited before", edits="weights"),
         ask.graded("output negated", "edited before", edits="output negated"),
         ask.graded("output edited", "edited before", edits="output"),
         ask.graded("input edited", "edited before", edits="input"),
         ask.graded("input freed", "freed", edits="input freed", gradients="plain_inputs"),
         ask.graded("gradients at kinks", "kinks", distribution="few_values", weights="dyadic"),
+        ask.graded("gradients at constants", "kinks", distribution="constants", weights="dyadic"),
         ask.graded("gradients, special values", usual, distribution="special"),
         ask.graded("gradients, frozen submodules", "frozen", mode="frozen"),
         ask.graded("gradients, thawed submodules", "thawed", mode="thawed"),

@@ -43,6 +43,7 @@ def is_noisy(probe: Probe) -> bool:
     is_close = bool(probe.gradients) and has_few
     return (
         probe.layout in (*REORDERED, *ALIKE)
+        or probe.layout == "mixed"  # a part of which is float32
         or probe.is_touched
         or (bool(probe.at_once) and probe.calls > MANY_CALLS)  # one of them is off by chance
         or probe.has_zeros  # after which normalisations divide by what rounding has left

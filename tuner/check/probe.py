@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuner.check.crossing import Asked, Dtype, Mode
+from tuner.problem.constructor import Options
 from tuner.problem.draws import Distribution, WeightKind
-from tuner.problem.reference import Options
 
 __all__ = ["ILLEGAL", "OWN_WORK", "ROWS", "Modes", "Probe"]
 
@@ -83,11 +83,13 @@ class Probe(Asked):
     in each row, last first, "negated", one row of each, or "shifted", one element up and another
     as much down; the last three change buffers as well. By default the last call alone is
     differentiated; `gradient_values` are of the incoming ones: times 2^40, times 2^-40, one
-    element NaN, or "cancelling" (each has its negative, and the ends of rows and columns are 0).
+    element NaN, one row NaN, or "cancelling" (each has its negative, and the ends of rows and
+    columns are 0).
     With `has_options` the constructor gets other values where it has defaults. `is_reduced`: the
     batch is smaller only to be quick, and as given where the reference refuses it. `is_drawn`:
     each call's inputs are a draw of the reference's own. `is_tall`: fewer rows where so many would
-    cost much. With `mild_more` the usual inputs are NaN, in so many more rows. With
+    cost much. `layout_at` is also which input has "edges". With `mild_more` the usual inputs are
+    NaN, in so many more rows. With
     `other_arguments` numbers are others, or 0, and what has a default is given, or floats are
     tensors; `by_keyword` passes all by their names.
 
@@ -110,7 +112,7 @@ class Probe(Asked):
     other_weights: Literal[
         "random", "nudged", "stepped", "reordered", "mirrored", "negated", "shifted"
     ] = "random"
-    gradient_values: Literal["", "large", "small", "nan", "cancelling"] = ""
+    gradient_values: Literal["", "large", "small", "nan", "nan_row", "cancelling"] = ""
     has_options: Options = ""
     is_reduced: bool = False
     is_drawn: bool = False

@@ -149,6 +149,7 @@ def _value_probes(ask: Asker, is_asked_of_few: bool) -> list[Probe]:
     return [
         ask.probe("wide range", "range", distribution="wide_range", **both_served),
         ask.probe("wide columns", "range", distribution="wide_columns", **both_served),
+        ask.probe("faint rows", "faint", distribution="faint_rows", **both),
         ask.probe("huge values", "range", distribution="huge", **both_served),
         ask.probe("vast values", "range", distribution="vast", weights="denormal", **both),
         ask.probe("denormal values", "range", distribution="denormal", weights="vast", **both),
@@ -158,6 +159,8 @@ def _value_probes(ask: Asker, is_asked_of_few: bool) -> list[Probe]:
             batch=power, **both_served,
         ),
         ask.probe("NaN row", "poison", distribution="nan_row", **served),
+        # A maximum by comparisons keeps a NaN that it begins with, and no other.
+        ask.probe("NaN elements", "poison", distribution="nan_elements", **both_served),
         # A module may have kernels for eval mode alone, and use them only where a call is large.
         ask.full("NaN row, eval", "poison", distribution="nan_row", mode="eval"),
         ask.probe("Inf elements", "poison", distribution="inf_elements", **served),
@@ -281,7 +284,7 @@ def _extra_probes(ask: Asker) -> list[Probe]:
         ),
         *(
             probe(f"other options, {kind}", "options", has_options=kind)
-            for kind in ("numbers", "zeros", "flags")
+            for kind in ("numbers", "zeros", "signs", "large", "flags", "words")
         ),
         # Before it is converted it is called, or it would have nothing to keep. What squares large
         # values in float16 overflows.
@@ -292,9 +295,12 @@ def _extra_probes(ask: Asker) -> list[Probe]:
             )
             for dtype, distribution, action, inside in CONVERTED
         ),
-        probe(
-            "float64 module, gradients", "converted", dtype="float64", calls=2,
-            before=((), ("convert",)), gradients="all",
+        *(
+            probe(
+                f"{dtype} module, gradients", "converted", dtype=dtype, calls=2,
+                before=((), ("convert",)), gradients="all",
+            )
+            for dtype in ("float64", "float16", "bfloat16")
         ),
     ]  # fmt: skip
 

@@ -16,8 +16,9 @@ from tuner.check.history import set_mode
 from tuner.check.parts import copied
 from tuner.check.probe import Probe
 from tuner.errors import ProblemError
+from tuner.problem.constructor import Options
 from tuner.problem.draws import WeightKind
-from tuner.problem.reference import Options, Problem
+from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +97,7 @@ def _randomised(
     return key
 
 
-def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict[str, float]:
+def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict[str, Any]:
     """Return other options that the reference's constructor takes; none where it refuses them."""
     if not kind:
         return {}
@@ -111,7 +112,7 @@ def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict
                 problem.make_model(0, device, options, is_quick=True)
                 models[key] = options
                 break
-    found: dict[str, float] = models[key]
+    found: dict[str, Any] = models[key]
     return found
 
 

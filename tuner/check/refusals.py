@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.check.batches import FEW_ROWS, Extent
-from tuner.check.crossing import Action, Script
+from tuner.check.crossing import Action, Layout, Script
 from tuner.check.exercise import num_elements
 from tuner.check.layouts import laid_out_where
 from tuner.check.parts import copied
@@ -26,6 +26,7 @@ __all__ = [
     "extent_of",
     "fewer_rows",
     "is_odd",
+    "lies_otherwise",
     "refuses_layout",
     "tamer",
     "unread",
@@ -36,23 +37,19 @@ MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
 TALL_ROWS = 64  # where what grows faster than the rows shows
 
 
+def lies_otherwise(layout: Layout) -> bool:
+    """Whether inputs of a layout have the numbers, shapes and types of contiguous ones."""
+    others = ("contiguous", "float64", "too_wide", "twice_wide", "mixed", "int32", *ROWS)
+    return layout not in others and not layout.startswith("bools")
+
+
 def refuses_layout(
     problem: Problem, model: torch.nn.Module, probe: Probe, values: Sequence[Any]
 ) -> bool:
     """Whether the reference itself raises at such strides, as `view` does."""
     import torch
 
-    if probe.layout in (
-        "contiguous",
-        "misaligned",
-        "float64",
-        "too_wide",
-        "twice_wide",
-        "mixed",
-        "int32",
-    ):
-        return False
-    if probe.layout in ROWS or probe.layout.startswith("bools"):
+    if probe.layout == "misaligned" or not lies_otherwise(probe.layout):
         return False
     try:
         with torch.no_grad():
@@ -156,7 +153,7 @@ def tamer(probe: Probe) -> Probe | None:
         return dataclasses.replace(probe, has_options="")
     if probe.gradient_layout == "in_graph":  # not every backward can be differentiated
         return dataclasses.replace(probe, gradient_layout="contiguous")
-    if probe.layout == "same":  # one input's numbers may be none of the other one's table
+    if probe.layout in ("same", "shared"):  # one input's numbers may be illegal for another one
         return dataclasses.replace(probe, layout="contiguous")
     if probe.may_be_refused or probe.dtype:
         return None

@@ -10,6 +10,7 @@ TELLS = {
     "heavy": "is it right only for the tested distribution?",
     "range": "are operands split or rounded to a format of less range?",
     "tiny": "is eps dropped or changed?",
+    "faint": "is eps in another place, or of another size?",
     "constant": "a variance of 0 must not turn negative or NaN",
     "poison": "a NaN or Inf of the input must reach what the reference lets it reach",
     "batch": "is it right only for the tested shape?",

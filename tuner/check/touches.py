@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["TOUCHES", "Touches", "like_inputs", "matrices", "scalars"]
 
 LARGE = 8.0  # times as large as they were are the vectors beside one that is small
-OF_SCALARS = (3.0, -3.0, 0.3125)
+OF_SCALARS = (3.0, -3.0, 0.3125, 8.0, -8.0)  # exp(8) is beyond what a scale is bounded by
 # Powers of two, since the oracle holds what is changed in more bits: what guards may take for
 # usual, what is far below, and of a row.
 EXPONENTS = {"small": (-9, -7), "tiny": (-20, -9), "scale row": (10, 13)}

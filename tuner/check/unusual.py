@@ -10,6 +10,7 @@ from tuner.check.probe import ILLEGAL, Probe
 
 __all__ = ["unusual_probes"]
 
+MOST_EDGES = 3  # inputs that have zeros and ones, one after the other
 NUM_THREADS = 6  # more than the workspaces that a module may take in turn
 # Of those that are no question of strides.
 LAYOUT_TELLS: dict[Layout, str] = {"mixed": "types", "shared": "shared", "negated": "negated"}
@@ -47,6 +48,13 @@ def unusual_probes(ask: Asker) -> list[Probe]:
         ask.probe(
             "rows exchanged, eval", "content", calls=2, inputs="exchanged", mode="eval",
             distribution="dyadic",
+        ),
+        *(
+            ask.probe(
+                f"zeros and ones in input {at}", "special", distribution="edges", layout_at=at,
+                **ask.modes.in_turn,
+            )
+            for at in range(min(ask.traits.num_tensors, MOST_EDGES) * ask.traits.has_numbers)
         ),
         ask.probe("large integers", "special", distribution="large_integers", **ask.modes.in_turn),
         *(

@@ -35,6 +35,7 @@ from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
 from tuner.check.history import BEFORE_CALL
 from tuner.check.kinks import errors_at_kinks, note_at_kinks
 from tuner.check.luck import is_gradient, limits_of_all
+from tuner.check.near_ties import errors_at_ties
 from tuner.check.noise import UNUSUAL, is_noisy
 from tuner.check.own_work import note_of, notes_of
 from tuner.check.probe import Probe
@@ -88,7 +89,8 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     at_kinks: dict[str, Error] = {}
     is_rare = bool(values) and compared.is_rare()
     values = values or of_gradient
-    if (of_gradient or is_rare) and not behaviour and not bits:
+    may_be_right = of_gradient or is_rare or (bool(values) and compared.may_be_ties())
+    if may_be_right and not behaviour and not bits:
         at_kinks, unknown = compared.at_kinks()
         if unknown:  # no wrong answer, but not one either
             values = f"{values}; whether kinks do that was not found out: {unknown}"
@@ -176,6 +178,19 @@ class _Compared:
                     return False
         return True
 
+    def may_be_ties(self) -> bool:
+        """Whether outputs are wrong only in what rounding may choose.
+
+        In whole numbers, or in one number that may count them, as an accuracy does.
+        """
+        is_noisy_probe = is_noisy(self.expected.probe)
+        wrong = [n for n in self.errors if not is_gradient(n) and self._offence(n)]
+        wants = [self.expected.oracle[name] for name in wrong]
+        return all(
+            not want.is_floating_point() or (want.numel() == 1 and is_noisy_probe)
+            for want in wants
+        )
+
     def at_kinks(self) -> tuple[dict[str, Error], str]:
         """Return new errors of what is beyond its limits, where kinks make it right.
 
@@ -183,13 +198,22 @@ class _Compared:
         """
         expected, errors, limits = self.expected, self.errors, self.limits
         is_whole = not limits.keys() - errors.keys() and not self._is_detached()
-        if not is_whole or any(error.num_misplaced for error in errors.values()):
-            return {}, ""
         beyond = [name for name, error in errors.items() if not limits[name].accepts(error)]
+        wholes = {name for name in beyond if not expected.oracle[name].is_floating_point()}
+        is_misplaced = any(errors[name].num_misplaced for name in beyond if name not in wholes)
+        if not is_whole or is_misplaced:
+            return {}, ""
         got = {name: received(self.answer, expected.oracle[name], name) for name in beyond}
-        return errors_at_kinks(
+        at_ties: dict[str, Error] = {}
+        if wholes:
+            ties = {name: got.pop(name) for name in wholes}
+            at_ties = errors_at_ties(expected.replay, ties, expected.oracle, expected.unjudged)
+            if not at_ties or not got:
+                return at_ties, ""
+        found, said = errors_at_kinks(
             expected.replay, got, expected.oracle, expected.unjudged, limits, self.accuracy
         )
+        return (found | at_ties if found else {}), said
 
 
 def _undone(expected: Expected, answer: Answer) -> str:

@@ -21,9 +21,12 @@ Distribution = Literal[
     "normal",
     "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
     "wide_columns",  # the same over the last dimension
+    "faint_rows",  # normal, each row scaled by its own power of two, 2^-60 to 2^-24
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
     "few_values",  # -1, 0, 1 and halves within +-8, a row of zeros: what is equal, and kinks
     "special",  # as given, with integers and bools that mean something else
+    "edges",  # as given, with 0 and 1 in one input, where answers stay finite
+    "constants",  # as given, with the numbers that the reference's text has
     "large_integers",  # as given, and integers of some 2^30
     "negative_integers",  # as given, with one integer of -1
     "integers_beyond",  # as given, with one integer beyond what was given
@@ -34,6 +37,7 @@ Distribution = Literal[
     "dyadic",  # multiples of 1/4 within +-2: with dyadic weights products and sums are exact
     "constant_columns",  # dyadic, every row equal
     "nan_row",  # as given, one row NaN
+    "nan_elements",  # as given, one NaN first in a row, one last, one in between
     "inf_elements",  # as given, +Inf and -Inf in two rows, in any column
     "negative_inf_row",  # as given, one row -Inf
     "extreme",  # as given, numbers near the largest float32 in two rows, of both signs
@@ -60,19 +64,21 @@ WeightKind = Literal[
 ]
 # Of which no floating-point number is another.
 UNCHANGED = (
-    "as_given", "special", "all_special", "special_rows", "masked_bools", "large_integers",
-    "negative_integers", "integers_beyond", "last_integers",
+    "as_given", "edges", "constants", "special", "all_special", "special_rows", "masked_bools",
+    "large_integers", "negative_integers", "integers_beyond", "last_integers",
 )  # fmt: skip
 # Of which every floating-point number is drawn.
 DRAWN = (
-    "normal", "heavy_tailed", "wide_range", "wide_columns", "few_values", "dyadic",
+    "normal", "heavy_tailed", "wide_range", "wide_columns", "faint_rows", "few_values", "dyadic",
     "constant_columns", "like_rows", "whole_numbers", "huge", "vast", "vast_terms",
     "denormal",
 )  # fmt: skip
 FAR_OFFSET = 4096.0  # where float32 keeps 11 bits of what is behind the point
 HALF_FACTOR = 100.0  # some squares are beyond 65504 then, their mean in a row is not
 EXPONENTS = {"huge": 28, "vast": 120, "vast_terms": 104, "denormal": -127}
-WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
+# 2^20 is outside float16's range, and its square well inside float32's; so is that of 2^-60, which
+# is far below any number that a norm or a logarithm is kept away from 0 by.
+BITS = {"wide_range": (-20, 20), "wide_columns": (-20, 20), "faint_rows": (-60, -24)}
 LATE_OFFSETS = (100.0, 3000.0)  # where float32 keeps four digits of a row that varies by 1
 MOST_LOOKED_AT = 17  # rows at the start that a guard may look at
 ORDINARY_WEIGHTS = "weights as after training"  # values to time on, in words
@@ -205,13 +211,9 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
     def drawn(shape: Sequence[int]) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=value.dtype, device=generator.device)
 
-    def powers_of_two(shape: Sequence[int]) -> torch.Tensor:
+    def powers_of_two(shape: Sequence[int], least: int, most: int) -> torch.Tensor:
         exponents = torch.randint(
-            -WIDE_RANGE_BITS,
-            WIDE_RANGE_BITS + 1,
-            shape,
-            generator=generator,
-            device=generator.device,
+            least, most + 1, shape, generator=generator, device=generator.device
         )
         return torch.exp2(exponents.to(value.dtype))
 
@@ -231,10 +233,10 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
     if distribution == "heavy_tailed":
         factor = drawn(value.shape).mul_(HEAVY_TAIL_SIGMA).exp_()
         return drawn(value.shape).mul_(factor).clamp_(-HEAVY_TAIL_CLIP, HEAVY_TAIL_CLIP)
-    if distribution == "wide_range":
-        return drawn(value.shape).mul_(powers_of_two([*value.shape[:1]] + [1] * (value.ndim - 1)))
-    if distribution == "wide_columns":
-        return drawn(value.shape).mul_(powers_of_two(value.shape[-1:]))
+    if distribution in BITS:
+        rows = [*value.shape[:1]] + [1] * (value.ndim - 1)
+        shape = value.shape[-1:] if distribution == "wide_columns" else rows
+        return drawn(value.shape).mul_(powers_of_two(shape, *BITS[distribution]))
     if distribution in ("dyadic", "constant_columns"):
         shape = value.shape if distribution == "dyadic" else value.shape[1:]
         few_bits = torch.randint(-8, 9, shape, generator=generator, device=generator.device)
@@ -248,6 +250,9 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
     at = below(len(rows))
     if distribution in ("nan_row", "negative_inf_row"):
         rows[at] = float("nan" if distribution == "nan_row" else "-inf")
+    elif distribution == "nan_elements":
+        for further, column in enumerate((0, rows.shape[1] - 1, below(rows.shape[1]))):
+            rows[(at + further) % len(rows), column] = float("nan")
     elif distribution == "masked":
         width = rows.shape[1]
         rows[at, : max(1, 7 * width // 8)] = float("-inf")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-import inspect
 import itertools
 import sys
 import traceback
@@ -22,9 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tuner.errors import ProblemError, did_you_mean
+from tuner.problem.constructor import Options, other_options
 from tuner.problem.draws import (
     Distribution,
     WeightKind,
@@ -42,11 +42,10 @@ from tuner.problem.returned import tensors_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PRIVATE", "ROWS", "Options", "Problem", "arguments_of_constructor", "load_problem"]
+__all__ = ["PRIVATE", "ROWS", "Problem", "arguments_of_constructor", "load_problem"]
 
 PRIVATE = "_tuner_reference_"  # begins the name of a reference's module
 ROWS = "batch"  # among sizes: the rows (dim 0) of inputs, where a file does not set that name
-Options = Literal["", "numbers", "zeros", "flags", "sizes", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,35 +154,9 @@ class Problem:
                 raise self.error("Model is not a torch.nn.Module")
             return model
 
-    def options(self, kind: Options) -> dict[str, float]:
-        """Return other values for what the constructor has defaults for: eps, momentum, bias ...
-
-        Of parameters that `get_init_inputs` leaves at their defaults: "numbers" of another size
-        (a small one becomes so large that it shows), "zeros", or "flags", the other bool. A float
-        that it gives has its place as its name, "0", and is another number as well. "sizes" are
-        half of each whole number, given or a default; "all" are those, numbers and flags.
-        """
-        try:
-            parameters = inspect.signature(self.module.Model).parameters.values()
-        except (TypeError, ValueError):
-            return {}
-        given = self.init_inputs(0)
-        usual = list(parameters)[len(given) :]
-        if kind == "flags":
-            return {p.name: not p.default for p in usual if type(p.default) is bool}
-        if kind in ("sizes", "all"):
-            named = {str(i): x for i, x in enumerate(given)} | {p.name: p.default for p in usual}
-            halves: dict[str, float] = {
-                n: max(1, x // 2) for n, x in named.items() if type(x) is int and x > 0
-            }
-            if kind == "sizes":
-                return halves
-            return {**halves, **self.options("numbers"), **self.options("flags")}
-        numbers = {str(i): value for i, value in enumerate(given) if type(value) is float}
-        numbers |= {p.name: p.default for p in usual if type(p.default) is float}
-        if kind == "zeros":  # an eps of 0 is refused by many
-            return {name: 0.0 for name, value in numbers.items() if value >= 0.01}
-        return {n: x * (1000.0 if 0.0 < x < 0.01 else 0.5) for n, x in numbers.items()}
+    def options(self, kind: Options) -> dict[str, Any]:
+        """Return other values for what the constructor is given or has defaults for."""
+        return other_options(self.module.Model, self.init_inputs(0), kind)
 
     def init_inputs(self, seed: int) -> list[Any]:
         """Return the constructor's arguments; a candidate gets the same ones."""
