@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
 from itertools import compress
 
 from tuner.capture.graph.autograd_leaves import ending_at
-from tuner.capture.graph.graph import Graph, live
+from tuner.capture.graph.graph import Graph
 from tuner.capture.graph.seen import seen_in
 from tuner.capture.graph.settings import shell_of
-from tuner.capture.modules.module_text import (
-    argument_of,
-    given_in_step,
-    given_of,
-    made_whole,
-    result_of,
-    results_of,
-    rows_of,
-    view_of,
-)
+from tuner.capture.modules.module_text import given_in_step, made_whole, result_of
 from tuner.capture.steps.by_reference import BY_REFERENCE
 from tuner.capture.steps.gradients_text import gradients_text
-from tuner.capture.steps.results_of_steps import results_text, whole_in_step
-from tuner.capture.steps.step_plans import BackwardPlan, StepPlan, needed_by, numbers_text
+from tuner.capture.steps.results_of_steps import results_text
+from tuner.capture.steps.step_forward import (
+    StepValues,
+    arguments_text,
+    forward_text,
+    made_by,
+    values_of_step,
+)
+from tuner.capture.steps.step_plans import BackwardPlan, StepPlan, numbers_text
 from tuner.capture.tasks.stages import Stages
 from tuner.capture.tasks.step_records import costly
 
@@ -43,196 +40,137 @@ def step_text(
         batch: as for `model_new`.
         is_fixed: whether steps are for the batch of the plan alone, not for that of the forward.
     """
-    joint = plan.joint
+    values = values_of_step(graph, own, plan)
     of_step = None if is_fixed else batch
-    rows = batch if plan.forward is None else of_step
+    sections = [
+        _conditions_text(values, plan.joint.forward.batch if is_fixed else None),
+        inspect.getsource(shell_of).rstrip() + "\n\n\n",
+        *(_backward_text(values, number, of_step) for number in range(len(plan.backwards))),
+        _tables_text(values),
+        forward_text(values, batch if plan.forward is None else of_step),
+        _STEP.format(num_results=plan.joint.num_results, num_inputs=len(graph.inputs)),
+        _by_reference_text(values),
+    ]
+    return "".join(sections)
+
+
+def stepped(graph: Graph, own: Stages, plan: StepPlan) -> tuple[str, list[str]]:
+    """Return the lines in which a call makes results by steps, and the text of each then."""
+    values = values_of_step(graph, own, plan)
+    forward, made = values.forward, values.made
+    saved = {made.get(name) for names in values.needed for name in names}
+    shared = [made[name] in saved for name in forward.outputs[: plan.joint.num_made]]
+    return results_text(graph, plan.joint, forward, values.stages, shared)
+
+
+def _conditions_text(values: StepValues, rows: int | None) -> str:
+    """Return `can_step`, and what it asks; `rows` are all that steps are for, None for any."""
+    graph, plan, joint = values.graph, values.plan, values.plan.joint
     given = given_in_step(graph)
-    known = {t.name: t.name for t in graph.inputs}
-    known |= {t.name: f"state_{i}" for i, t in enumerate(given[len(graph.inputs) :])}
-    names = ", ".join(known.values())
-    forward, stages = _forward_of(graph, own, plan)
-    made = _made(forward, stages)
-    lines = [f"{known[b]}.add_({n})" for b, n in stages.counters.items()]
-    written = [o.name for o in results_of(stages)]
-    for buffer, name in stages.updates.items():
-        value = f"made[{written.index(name)}].view_as({known[buffer]})"
-        unmarked = ".data" * (buffer in graph.unmarked)  # as PyTorch's own call leaves it
-        lines.append(f"{known[buffer]}{unmarked}.copy_({value})")
-    kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
-    kept |= {name: f"copy_{i}" for i, name in enumerate(joint.copies)}
-    needed = [needed_by(each, joint) for each in plan.backwards]
-    values = known | kept
-    own_reads = [[values[name] for name in names] for names in needed]
-    read = [*dict.fromkeys(text for texts in own_reads for text in texts)]
-    whole = whole_in_step(joint, forward, stages)
-    returned = [made[name] for name in forward.outputs[: joint.num_made]]
-    is_made = made_whole(forward, stages)
-    for i, name in enumerate(forward.outputs[: joint.num_made]):
-        if whole[i] and not is_made[i]:
-            lines.append(f"whole_{i} = {result_of(forward, name, made[name], is_own=True)}")
-            returned[i] = f"whole_{i}"
-    of_made = dict(zip([made[name] for name in forward.outputs], returned, strict=False))
-    for i, name in enumerate(forward.outputs):
-        if f"result_{i}" in read:
-            # A view of what is returned would hold its step, which holds the view: for ever.
-            source = of_made.get(made[name], made[name])
-            source += ".detach()" * (made[name] in of_made)
-            is_whole = whole[i] and (i < joint.num_made or made[name] not in of_made)
-            lines.append(
-                f"result_{i} = {source if is_whole else result_of(forward, name, source)}"
-            )
-    for name, steps in joint.copies.items():
-        if kept[name] in read:
-            source = known[steps[0].refs[0]] + "".join(map(view_of, steps))
-            copy = f"{source}.clone(memory_format=torch.contiguous_format)"
-            lines.append(f"{kept[name]} = {copy}")
-    kept_state = _state_before(graph, {name for names in needed for name in names})
-    lines += [f"{known[b]} = {known[b]}_before" for b in kept_state]
-    # Inputs that are not read are saved behind what is.
-    inputs = [known[t.name] for t in graph.inputs]
-    packed = [[*dict.fromkeys([*texts, *inputs])] for texts in own_reads]
-    backwards = ""
-    for number, each in enumerate(plan.backwards):
-        texts = own_reads[number]
-        unpacked = f"    {', '.join(texts)}, = fused_saved[:{len(texts)}]\n"
-        backwards += f"def gradients_{number}(ctx, fused_saved, fused_given, grad):\n"
-        backwards += f"    {names}, = fused_given\n{unpacked if texts else ''}"
-        is_whole = whole[each.of.place]
-        backwards += _backward_text(graph, plan, number, values, of_step, is_whole) + "\n\n"
+    frozen = [i for i, t in enumerate(given) if t.name in joint.frozen]
     calls = [
         costly(each.of, {call.name for call in each.stages.calls})
         for each in plan.backwards
         if each.stages is not None
     ]
-    by_leaves = [
-        [i for i, t in enumerate(given) if t.name in each.gradient_of] for each in joint.backwards
-    ]
-    frozen = [i for i, t in enumerate(given) if t.name in joint.frozen]
-    return (_STEP + BY_REFERENCE).format(
-        names=names,
-        before="".join(f"    {known[b]}_before = {known[b]}.clone()\n" for b in kept_state),
-        call="fused_op" if plan.forward is None else "fused_kept",
-        arguments=_arguments(graph, forward, stages, known, rows),
-        place_of_rows=next((i for i, t in enumerate(graph.inputs) if t.shape), 0),
-        rows=joint.forward.batch if is_fixed else None,
-        between=list(joint.between),
-        if_between=_OF_VERSION.format(version=joint.version) if joint.between else "",
-        seen_in=inspect.getsource(seen_in).rstrip(),
-        ending_at=inspect.getsource(ending_at).rstrip(),
-        if_frozen=_FROZEN.format(frozen=frozen) if frozen else "",
-        lines="".join(f"    {line}\n" for line in lines),
-        returned=", ".join(returned),
-        kept="".join(f"{name}, " for name in read).rstrip(),
-        reads=[[read.index(text) for text in texts] for texts in own_reads],
-        inputs_at=[[texts.index(text) for text in inputs] for texts in packed],
-        places=[each.place for each in joint.backwards],
-        sources=[list(each.sources) for each in joint.backwards],
-        by_leaves=by_leaves,
-        backwards=backwards,
-        functions=", ".join(f"gradients_{number}" for number in range(len(own_reads))),
-        first=FIRST,
-        num_results=joint.num_results,
-        num_inputs=len(graph.inputs),
-        state=[t.name for t in given[len(graph.inputs) :]],
-        inputs_and_state=[t.name for t in given],
-        updated=sorted(graph.buffer_updates),
-        spares_inputs=any(each.of_weights is not None for each in plan.backwards),
-        differentiable=sorted({place for places in by_leaves for place in places}),
-        shell_of=inspect.getsource(shell_of).rstrip(),
+    return _CAN_STEP.format(
+        differentiable=sorted({place for places in _leaves(values) for place in places}),
         costly=[i for i, t in enumerate(given) if any(t.name in names for names in calls)],
+        rows=rows,
+        place_of_rows=next((i for i, t in enumerate(graph.inputs) if t.shape), 0),
+        if_between=_OF_VERSION.format(version=joint.version) if joint.between else "",
+        if_frozen=_FROZEN.format(frozen=frozen) if frozen else "",
+        spares_inputs=any(each.of_weights is not None for each in plan.backwards),
+        num_inputs=len(graph.inputs),
     )
 
 
-def _backward_text(
-    graph: Graph,
-    plan: StepPlan,
-    number: int,
-    values: Mapping[str, str],
-    batch: int | None,
-    is_whole: bool,
-) -> str:
-    """Return the call of a result's backward, and what it returns.
+def _leaves(values: StepValues) -> list[list[int]]:
+    """Return by what each result has gradients at once: places of what a step is given."""
+    given = given_in_step(values.graph)
+    return [
+        [i for i, t in enumerate(given) if t.name in each.gradient_of]
+        for each in values.plan.joint.backwards
+    ]
+
+
+def _backward_text(values: StepValues, number: int, batch: int | None) -> str:
+    """Return the function of a result's gradients.
 
     Args:
-        graph: of the module's forward.
-        plan: of the step.
+        values: of the step.
         number: of the backward.
-        values: what is given and kept is called, by name.
         batch: as for `model_new`, of the step.
-        is_whole: whether the call gives the result its own shape, which what comes in has then.
     """
-    own = plan.backwards[number]
-    leaves = [t.name for t in given_in_step(graph) if t.name in own.of.gradient_of]
-    called = {id(each): name for name, each in plan.calls}
-
-    def back(each: BackwardPlan, indent: str) -> str:
-        asked, coming = each.of.graph, "grad.contiguous()"
-        coming = coming if is_whole else result_of(asked, each.of.incoming, coming)
-        known = {**values, each.of.incoming: coming}
-        lines, done = list[str](), set[str]()
-        if each.stages is None:
-            made = numbers_text(asked, known) or {}
-        else:
-            made = _made(asked, each.stages)
-            done = {*compress(asked.outputs, made_whole(asked, each.stages))}
-            arguments = _arguments(graph, asked, each.stages, known, batch)
-            lines.append(f"made = fused_{called[id(each)]}({arguments})")
-
-        before, texts = gradients_text(each, FIRST, leaves, coming, made, done, is_whole)
-        lines += before
-        lines += ["return (", *(f"    {text}," for text in texts), ")"]
-        return "".join(f"{indent}{line}\n" for line in lines)
-
-    backward = back(own, "    ")
+    own, reads = values.plan.backwards[number], values.reads[number]
+    leaves = [t.name for t in given_in_step(values.graph) if t.name in own.of.gradient_of]
+    lines = _gradient_lines(values, own, leaves, batch)
     if own.of_weights is not None:
         num_inputs = len({t.name for t in own.of.graph.inputs}.intersection(leaves))
         inputs = f"ctx.needs_input_grad[{FIRST}:{FIRST + num_inputs}]"
-        backward = f"    if not any({inputs}):\n{back(own.of_weights, ' ' * 8)}{backward}"
-    return backward
-
-
-def stepped(graph: Graph, own: Stages, plan: StepPlan) -> tuple[str, list[str]]:
-    """Return the lines in which a call makes results by steps, and the text of each then."""
-    forward, stages = _forward_of(graph, own, plan)
-    made = _made(forward, stages)
-    saved = {made.get(name) for each in plan.backwards for name in needed_by(each, plan.joint)}
-    shared = [made[name] in saved for name in forward.outputs[: plan.joint.num_made]]
-    return results_text(graph, plan.joint, forward, stages, shared)
-
-
-def _forward_of(graph: Graph, own: Stages, plan: StepPlan) -> tuple[Graph, Stages]:
-    """Return the graph of a step's forward, and its tasks."""
-    return (graph, own) if plan.forward is None else (plan.joint.forward, plan.forward)
-
-
-def _state_before(graph: Graph, needed: Collection[str]) -> list[str]:
-    """Return the buffers that a call updates and whose value before it a backward may need.
-
-    Gradients by the reference start from it, where the call's results depend on it.
-    """
-    behind = live(graph.nodes, {*graph.outputs})
-    used = {*graph.outputs, *(name for node in behind for name in node.refs), *needed}
-    return [t.name for t in graph.buffers if t.name in graph.buffer_updates and t.name in used]
-
-
-def _arguments(
-    graph: Graph, asked: Graph, stages: Stages, known: Mapping[str, str], batch: int | None
-) -> str:
-    rows = rows_of(graph, batch)
-    more = ".contiguous()" if stages.calls else ""
-    return ", ".join(
-        argument_of(asked, stages, t, known[t.name] + more, batch, rows)
-        for t in given_of(asked, stages)
+        of_weights = _gradient_lines(values, own.of_weights, leaves, batch)
+        lines = [f"if not any({inputs}):", *(f"    {line}" for line in of_weights), *lines]
+    if reads:
+        lines = [f"{', '.join(reads)}, = fused_saved[:{len(reads)}]", *lines]
+    return (
+        f"def gradients_{number}(ctx, fused_saved, fused_given, grad):\n"
+        f"    {values.arguments}, = fused_given\n"
+        + "".join(f"    {line}\n" for line in lines)
+        + "\n\n"
     )
 
 
-def _made(graph: Graph, stages: Stages) -> dict[str, str]:
-    """Return where each output of a graph is among what its call made."""
-    written = [o.name for o in results_of(stages)]
-    return {
-        name: f"made[{written.index(real)}]"
-        for name, real in zip(graph.outputs, stages.outputs, strict=True)
-    }
+def _gradient_lines(
+    values: StepValues, each: BackwardPlan, leaves: list[str], batch: int | None
+) -> list[str]:
+    """Return the call of a backward, and what it returns for each of the leaves."""
+    asked, coming = each.of.graph, "grad.contiguous()"
+    is_whole = values.whole[each.of.place]  # what comes in has the result's shape
+    if not is_whole:
+        coming = result_of(asked, each.of.incoming, coming)
+    known = {**values.given, **values.kept, each.of.incoming: coming}
+    call, done = list[str](), set[str]()
+    if each.stages is None:
+        made = numbers_text(asked, known) or {}
+    else:
+        made = made_by(asked, each.stages)
+        done = {*compress(asked.outputs, made_whole(asked, each.stages))}
+        name = next(name for name, other in values.plan.calls if other is each)
+        arguments = arguments_text(values.graph, asked, each.stages, known, batch)
+        call = [f"made = fused_{name}({arguments})"]
+    before, texts = gradients_text(each, FIRST, leaves, coming, made, done, is_whole)
+    return [*call, *before, "return (", *(f"    {text}," for text in texts), ")"]
+
+
+def _tables_text(values: StepValues) -> str:
+    """Return what is looked up of each result, by the number of its backward."""
+    joint, reads, saved = values.plan.joint, values.reads, values.saved
+    # Inputs that are not read are saved behind what is.
+    inputs = [values.given[t.name] for t in values.graph.inputs]
+    packed = [[*dict.fromkeys([*texts, *inputs])] for texts in reads]
+    return _TABLES.format(
+        functions=", ".join(f"gradients_{number}" for number in range(len(reads))),
+        reads=[[saved.index(text) for text in texts] for texts in reads],
+        inputs_at=[[texts.index(text) for text in inputs] for texts in packed],
+        places=[each.place for each in joint.backwards],
+        sources=[list(each.sources) for each in joint.backwards],
+        by_leaves=_leaves(values),
+    )
+
+
+def _by_reference_text(values: StepValues) -> str:
+    """Return `by_reference`, and what it needs."""
+    graph, given = values.graph, given_in_step(values.graph)
+    return BY_REFERENCE.format(
+        between=list(values.plan.joint.between),
+        seen_in=inspect.getsource(seen_in).rstrip(),
+        ending_at=inspect.getsource(ending_at).rstrip(),
+        inputs_and_state=[t.name for t in given],
+        state=[t.name for t in given[len(graph.inputs) :]],
+        updated=sorted(graph.buffer_updates),
+        num_inputs=len(graph.inputs),
+        first=FIRST,
+    )
 
 
 FIRST = 4  # of what `Step` is given the first that may want a gradient
@@ -259,7 +197,7 @@ _FROZEN = """\
     if any([given[place].requires_grad for place in {frozen}]):  # they were frozen
         return False
 """
-_STEP = """\
+_CAN_STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
 _COSTLY = {costly}  # of these: their gradients take products, of which none is made in vain
@@ -282,10 +220,9 @@ def can_step(given):
     return bool(wanted) and wanted.issuperset(costly)
 
 
-{shell_of}
-
-
-{backwards}_GRADIENTS = ({functions},)  # of each result that has some
+"""
+_TABLES = """\
+_GRADIENTS = ({functions},)  # of each result that has some
 _READS = {reads}  # by these: of what is kept
 _INPUTS_AT = {inputs_at}  # where inputs are among what is saved where hooks take it
 _RESULT_AT = {places}  # of the results
@@ -302,12 +239,8 @@ def as_it_is(x):
     return x
 
 
-def made_in_step({names}):
-    # The results of a step, and what is kept for their gradients.
-{before}    made = detached({call}, {arguments})
-{lines}    return ({returned},), ({kept}), ({names},)
-
-
+"""
+_STEP = """\
 class Step(torch.autograd.Function):
     # One result of a step of training, and its gradients by kernels of their own. What lies
     # between the two is computed again.
