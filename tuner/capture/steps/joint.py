@@ -28,7 +28,13 @@ from tuner.capture.graph.seen import seen_in
 from tuner.capture.graph.tracing import decompositions, fake_module
 from tuner.capture.nests.precision import with_products
 from tuner.capture.nests.viewing import without_turns
-from tuner.capture.steps.keeping import divided, reduced, steps_from_given, with_copies
+from tuner.capture.steps.keeping import (
+    Fewer,
+    divided,
+    reduced,
+    steps_from_given,
+    with_copies,
+)
 from tuner.capture.tasks.step_records import Backward, Captured, Joint, part_of, why_shared
 from tuner.problem.reference import Problem
 from tuner.problem.returned import tensors_of
@@ -298,7 +304,8 @@ class _Step(Operators):
         kept, needed = divided(nodes, wanted, results, self.copied)
         is_alone = not set(kept) - results
         if few := reduced(nodes, needed, after, self.given, is_alone=is_alone):
-            kept, needed = divided(nodes, wanted, results, self.copied, few, kept, self.given)
+            fewer = Fewer(few, kept, self.given)
+            kept, needed = divided(nodes, wanted, results, self.copied, fewer)
         if not needed:
             raise NotGiven("its gradients are those that come in")
         nodes, kept, again = with_copies(nodes, kept, needed, self.given)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tuner.capture.graph.graph import Graph, Node, Ref, Tensor, free_name, in_order
 from tuner.capture.nests.index_space import ALIASES, REDUCTIONS, axes_of
 from tuner.capture.nests.viewing import is_same
 from tuner.capture.tasks.library import MATRIX_PRODUCTS, is_call
 
-__all__ = ["divided", "reduced", "steps_from_given", "with_copies"]
+__all__ = ["Fewer", "divided", "reduced", "steps_from_given", "with_copies"]
 
 PLACES = ("argmax", "argmin", "max_place")
 WHOLE_FLOATS = ("float32", "float64")  # to keep a mean in 16 bits would round it once more
@@ -49,15 +50,30 @@ def reduced(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Fewer:
+    """A few numbers from which a backward may compute large values again.
+
+    Attributes:
+        kept: values that are kept at any rate, where they are read.
+        before: what is kept where none of these are.
+        given: what may be kept as a copy, as a norm's bias, that PyTorch does not keep.
+    """
+
+    kept: Collection[str] = ()
+    before: Collection[str] = ()
+    given: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+_NONE = Fewer()
+
+
 def divided(
     nodes: Sequence[Node],
     wanted: Sequence[str],
     outputs: set[str],
     copied: set[str],
-    few: Container[str] = (),
-    before: Container[str] = (),
-    given: Mapping[str, Tensor] | None = None,
-    batch: int | None = None,
+    fewer: Fewer = _NONE,
 ) -> tuple[list[str], dict[str, Node]]:
     """Return what is kept for the backward, and the nodes that it computes.
 
@@ -70,85 +86,134 @@ def divided(
         wanted: the gradients.
         outputs: what forward returns, and new values of buffers.
         copied: views that were copied.
-        few: what is kept at any rate, where it is read.
-        before: what is kept where none of these are.
-        given: what may be kept as a copy, for a large value to be computed again from that: a few
-            numbers, as a norm's bias, that PyTorch does not keep.
-        batch: the first size of values that have rows, of which one tells how large they are: a
-            step for any batch keeps the same at all.
+        fewer: what is kept beside that, for more to be computed again.
     """
-    by_name = {n.name: n for n in nodes}
-    small = {name: math.prod(tensor.shape) * FEW for name, tensor in (given or {}).items()}
-    # The record has all of forward first.
+    record = _Record(nodes, outputs, copied, fewer)
+    kept, needed = record.walked_back(wanted)
+    # What one reader would compute again, from a few numbers, and another one keeps, is read.
+    again_of = {name: needed[name].refs for name in needed if name not in kept}
+    reached = {*in_order(wanted, lambda name: again_of.get(name, ()))}
+    order = [*fewer.given, *(node.name for node in nodes)]
+    found = sorted(kept & reached, key=order.index)
+    return found, {name: needed[name] for name in needed if name in again_of and name in reached}
+
+
+class _Sources(NamedTuple):
+    """What a backward has of a value of forward: the nodes to compute, and what is kept."""
+
+    computed: set[str]
+    kept: set[str]
+
+
+class _Record:
+    """A record of forward and of gradients behind it, divided as by `divided`."""
+
+    def __init__(
+        self, nodes: Sequence[Node], outputs: set[str], copied: set[str], fewer: Fewer
+    ) -> None:
+        self._nodes = {n.name: n for n in nodes}
+        self._outputs = outputs
+        self._fewer = fewer
+        # As a copy each is worth values of so many elements.
+        self._worth = {name: math.prod(t.shape) * FEW for name, t in fewer.given.items()}
+        self._products = {n.name for n in nodes if n.op in MATRIX_PRODUCTS}
+        backward = _behind_forward(nodes, outputs)
+        self._backward = {n.name for n in backward}
+        self._read = _read_of_forward(nodes, backward, copied)
+
+    def walked_back(self, wanted: Sequence[str]) -> tuple[set[str], dict[str, Node]]:
+        """Return what is kept for gradients, and the nodes behind them that are computed."""
+        kept: set[str] = set()
+        needed: dict[str, Node] = {}
+        left = list(wanted)
+        while left:
+            name = left.pop()
+            if name not in self._backward or name in needed:
+                continue
+            needed[name] = self._nodes[name]
+            for ref in needed[name].refs:
+                if ref in self._backward:
+                    left.append(ref)
+                    continue
+                sources = self._sources(ref)
+                needed |= {n: self._nodes[n] for n in sources.computed}
+                kept |= sources.kept
+        return kept, needed
+
+    def _sources(self, name: str) -> _Sources:
+        """Return what a backward has of a value of forward that it reads."""
+        count = math.prod(self._nodes[name].shape) if name in self._nodes else 0
+        as_it_is = _Sources(set(), {name})
+        found = self._again(name, count) or as_it_is
+        if all(self._is_among_fewer(held) for held in found.kept):
+            return found
+        return self._again(name, 0) or as_it_is
+
+    def _is_among_fewer(self, name: str) -> bool:
+        fewer = self._fewer
+        return name in fewer.given or name in fewer.kept or name in fewer.before
+
+    def _again(self, name: str, count: int) -> _Sources | None:
+        """Return from what a value of forward is computed again; None where it is kept.
+
+        It is needed for one of `count` elements.
+        """
+        node = self._nodes.get(name)
+        if node is None:
+            return self._given(name, count)
+        if name in self._fewer.kept or self._has_to_be_kept(node):
+            return _Sources(set(), {name})
+        found = _Sources({name}, set())
+        for ref in node.refs:
+            own = self._again(ref, count)
+            if own is None:
+                return _Sources(set(), {name}) if name in self._read else None
+            found.computed.update(own.computed)
+            found.kept.update(own.kept)
+        # PyTorch keeps it, and not the product that it is of: whose kernel makes it at its end.
+        if name in self._read and not found.kept.isdisjoint(self._products - self._read):
+            return _Sources(set(), {name})
+        return found
+
+    def _given(self, name: str, count: int) -> _Sources | None:
+        """Return the same of what is given: as PyTorch keeps it, or a copy for many elements."""
+        if name in self._read:
+            return _Sources(set(), set())
+        is_copied = name in self._worth and self._worth[name] <= count >= LARGE
+        return _Sources(set(), {name}) if is_copied else None
+
+    def _has_to_be_kept(self, node: Node) -> bool:
+        """Whether no nest computes a value again, or PyTorch keeps it as it is returned."""
+        if node.op in ALIASES or node.kind == "create":
+            return False
+        is_place = node.op in PLACES  # a nest reads those that lie in memory
+        is_returned = node.name in self._outputs and node.name in self._read
+        return is_call(node) or is_place or is_returned
+
+
+def _behind_forward(nodes: Sequence[Node], outputs: set[str]) -> Sequence[Node]:
+    """Return the nodes of the backward. The record has all of forward first."""
     end = 1 + max(at for at, n in enumerate(nodes) if n.name in outputs)
     while end < len(nodes) and nodes[end].op in PLACES:  # of a largest number that is returned
         end += 1
-    backward = {n.name for n in nodes[end:]}
-    products = {n.name for n in nodes if n.op in MATRIX_PRODUCTS}
-    # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
+    return nodes[end:]
+
+
+def _read_of_forward(
+    nodes: Sequence[Node], backward: Sequence[Node], copied: set[str]
+) -> set[str]:
+    """Return what PyTorch's own backward reads of forward; of a view, what it is a view of."""
+    made = {n.name for n in nodes}
     views = {n.name: n.refs[:1] for n in nodes if n.op in ALIASES}
-    refs = [r for n in nodes[end:] for r in n.refs if r not in backward]
     for name in copied & views.keys():
         base = name
         while base in views:
             (base,) = views[base]
-        if base not in by_name:
+        if base not in made:
             views[name] = ()
-    read = {*in_order(refs, lambda name: views.get(name, ()))}
-
-    def again(name: str, count: int) -> tuple[set[str], set[str]] | None:
-        """What has to be computed and kept for a value of forward; None where it is kept.
-
-        It is needed for one of so many elements.
-        """
-        node = by_name.get(name)
-        if node is None:
-            is_copied = name in small and small[name] <= count >= LARGE
-            held = {name} if is_copied and name not in read else set()
-            return (set(), held) if name in read or is_copied else None
-        if name in few:
-            return set(), {name}
-        is_own = node.op not in ALIASES and node.kind != "create"
-        is_place = node.op in PLACES  # a nest reads those that lie in memory
-        if is_own and (is_call(node) or is_place or (name in outputs and name in read)):
-            return set(), {name}
-        computed, held = {name}, set()
-        for ref in node.refs:
-            found = again(ref, count)
-            if found is None:
-                return (set(), {name}) if name in read else None
-            computed |= found[0]
-            held |= found[1]
-        # PyTorch keeps it, and not the product that it is of: whose kernel makes it at its end.
-        if name in read and any(h in products and h not in read for h in held):
-            return set(), {name}
-        return computed, held
-
-    kept: dict[str, None] = {}
-    needed: dict[str, Node] = {}
-    left = list(wanted)
-    while left:
-        name = left.pop()
-        if name not in backward or name in needed:
-            continue
-        needed[name] = by_name[name]
-        for ref in by_name[name].refs:
-            if ref in backward:
-                left.append(ref)
-                continue
-            shape = by_name[ref].shape if ref in by_name else (0,)
-            count = math.prod(shape[shape[:1] == (batch,) :])
-            computed, held = again(ref, count) or (set(), {ref})
-            if any(h not in small and h not in few and h not in before for h in held):
-                computed, held = again(ref, 0) or (set(), {ref})
-            needed |= {n: by_name[n] for n in computed}
-            kept |= dict.fromkeys(held)
-    # What one reader would compute again, from a few numbers, and another one keeps, is read.
-    again_of = {name: node.refs for name, node in needed.items() if name not in kept}
-    reached = {*in_order(wanted, lambda name: again_of.get(name, ()))}
-    order = [*small, *by_name]
-    found = sorted(kept.keys() & reached, key=order.index)
-    return found, {name: needed[name] for name in needed if name in again_of and name in reached}
+    own = {n.name for n in backward}
+    refs = [r for n in backward for r in n.refs if r not in own]
+    return {*in_order(refs, lambda name: views.get(name, ()))}
 
 
 def with_copies(
