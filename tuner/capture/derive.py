@@ -16,30 +16,28 @@ from __future__ import annotations
 import ast
 import json
 import keyword
-import math
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from tuner.capture.any_batch import any_batch, lacks_batch, with_batch_numbers
-from tuner.capture.graph.graph import GRAPH_FILE, Graph, num_bytes_of
-from tuner.capture.modules.module_text import given_of, has_batch, model_new, results_of
+from tuner.capture.graph.graph import GRAPH_FILE, Graph
+from tuner.capture.modules.module_text import given_of, has_batch, model_new
 from tuner.capture.modules.rows_text import why_no_steps
 from tuner.capture.nests.index_space import NotOneNest
 from tuner.capture.nests.own_parameters import NAMES, SECOND
-from tuner.capture.nests.precision import stored_dtype
 from tuner.capture.nests.ranges import have_same_ranges
 from tuner.capture.nests.scalars import with_numbers_as_tensors
+from tuner.capture.op_yaml import op_yaml
 from tuner.capture.steps.step_plans import StepPlan, planned, why_not_planned
 from tuner.capture.steps.step_text import step_text, stepped
 from tuner.capture.tasks.biases import with_biases_apart
 from tuner.capture.tasks.half_products import PRODUCTS, makers_of
 from tuner.capture.tasks.partitions import partitions_of, worth_a_search
 from tuner.capture.tasks.stages import Stages, stages_of
-from tuner.capture.tasks.step_records import Captured, Joint
+from tuner.capture.tasks.step_records import Captured
 from tuner.capture.writers.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_of_clusters
 from tuner.capture.writers.templates import Part, cpp_template
 from tuner.capture.writers.triton_loops import RESERVED
@@ -127,75 +125,166 @@ def derived(
     """
     if other is not None:
         captured, other = with_batch_numbers(captured, other)
-    graph = with_biases_apart(with_numbers_as_tensors(captured.graph))
-    stages = stages_of(graph)
-    partitions = partitions_of(graph, stages)
-    op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
+    mine = _prepared(captured)
+    stages = stages_of(mine.graph)
+    file = _File(reference, name, settings, has_modes, beside)
+    why = captured.without_step or why_not_planned(mine.joint)
+    operator = _Operator(file, mine, stages, partitions_of(mine.graph, stages), why)
+    texts = None if other is None else operator.texts_for_any_batch(_prepared(other))
+    texts = texts or operator.texts(mine, None)
+    texts |= {"reference.py": reference, GRAPH_FILE: to_json(mine.graph) + "\n"}
+    key = content_key(str(FORMAT), *(texts[path] for path in sorted(texts)))[:12]
+    root = folder / f"{file.op}-{key}"
+    family = root / file.op
+    family.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        write_whole(family / path, text)
+    # Eager as its user has it: on a GPU convolutions take TF32 unless the user says otherwise.
+    content = {
+        "accuracy": "pytorch",
+        "problem": {"op": file.op, "templates": ["."], "mode": mine.graph.mode},
+        "space": space_of_templates(family, operator.searched(texts)),
+    }
+    config = root / f"{file.op}.yaml"
+    write_whole(config, json.dumps(content, indent=1) + "\n")
+    return Derived(root, file.op, config, without_step=why_no_steps(texts["model_new.py"]))
 
-    def written(
-        of: Graph, joint: Joint | None, batch: int | None, *, is_fixed: bool = False
+
+def _prepared(captured: Captured) -> Captured:
+    """Return a forward with its numbers as tensors, and its biases apart."""
+    graph = with_biases_apart(with_numbers_as_tensors(captured.graph))
+    return replace(captured, graph=graph)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A module's file, with what `derived` is told of it."""
+
+    reference: str
+    name: str
+    settings: Mapping[str, object]
+    has_modes: bool
+    beside: Mapping[str, str]
+
+    @property
+    def op(self) -> str:
+        """The operator's name, unlike that of any that comes with the tuner."""
+        return f"{identifier(self.name)}_forward"
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """A module whose texts are written.
+
+    Attributes:
+        file: that it is of.
+        captured: its forward, prepared, and its step.
+        stages: the tasks of that forward.
+        partitions: further ways to cut it.
+        without_step: why it has no step of training, "" where it has one.
+    """
+
+    file: _File
+    captured: Captured
+    stages: Stages
+    partitions: Mapping[str, Stages]
+    without_step: str
+
+    def texts(
+        self, captured: Captured, batch: int | None, *, is_fixed: bool = False
     ) -> dict[str, str]:
-        """Return the texts; `is_fixed`: steps are for their own batch alone, whatever `batch`."""
-        is_mine = of is graph
-        own, plan = stages if is_mine else stages_of(of), planned(joint)
-        parts = _parts(of, own, plan)
-        step = "" if plan is None else step_text(of, own, plan, batch, is_fixed=is_fixed)
-        made_in_step = ("", []) if plan is None else stepped(of, own, plan)
+        """Return the texts, by file.
+
+        Args:
+            captured: this record or that with another batch.
+            batch: as for `model_new`.
+            is_fixed: whether steps are for their own batch alone, whatever `batch`.
+        """
+        graph, op = captured.graph, self.file.op
+        is_mine = graph is self.captured.graph
+        own = self.stages if is_mine else stages_of(graph)
+        plan = planned(captured.joint)
+        parts = _parts(graph, own, plan)
+        module = self._module(graph, own, plan, batch, is_fixed)
         batches = (batch, None if is_fixed else batch)
-        why = without_step or "its kernels would be for one number of rows alone"
-        module = model_new(
-            of, own, reference, settings, has_modes, batch, step, made_in_step, beside, why
-        )
-        _refuse_names(reference, module, name)
-        made = {"op.yaml": _op_yaml(of, parts, op, batches), "model_new.py": module}
-        for maker, products in makers_of(of, own.calls).items():
+        made = {"op.yaml": op_yaml(graph, parts, op, batches), "model_new.py": module}
+        for maker, products in makers_of(graph, own.calls).items():
             own_parts = parts if products.takes_steps else parts[:1]
             made[f"{maker}.triton.py.j2"] = triton_template(own_parts, op, products=products)
         if own.nests:
             is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
-            cuts = partitions if is_mine else partitions_of(of, own)
+            cuts = self.partitions if is_mine else partitions_of(graph, own)
             offered = parts if is_ours else parts[:1]
             made |= _templates(offered, cuts, op)
             if not refusal_of_clusters(own):
-                text = cluster_template(offered, op)
-                made[f"{CLUSTER_TEMPLATE}.triton.py.j2"] = text
+                made[f"{CLUSTER_TEMPLATE}.triton.py.j2"] = cluster_template(offered, op)
         return made
 
-    mine = replace(captured, graph=graph)
-    without_step = captured.without_step or why_not_planned(mine.joint)
-    texts = None if other is None else _for_any_batch(mine, other, written)
-    if texts is None and other is not None and planned(mine.joint) is not None:
-        # A batch of rows that are no longer the first dimension of a result, say.
-        alike = replace(other, joint=mine.joint)
-        texts = _for_any_batch(mine, alike, partial(written, is_fixed=True))
-    if texts is None and other is not None and mine.joint is not None:
-        # Any batch matters more than a step of training.
-        forward, another = replace(mine, joint=None), replace(other, joint=None)
-        texts = _for_any_batch(forward, another, written)
-    texts = texts or written(graph, mine.joint, None)
-    texts |= {"reference.py": reference, GRAPH_FILE: to_json(graph) + "\n"}
-    key = content_key(str(FORMAT), *(texts[file] for file in sorted(texts)))[:12]
-    root = folder / f"{op}-{key}"
-    family = root / op
-    family.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        write_whole(family / file, text)
-    config = root / f"{op}.yaml"
-    worth = worth_a_search(graph, {"": stages, **partitions})
-    searched = {f"nest_{name}".rstrip("_") for name in worth}
-    searched |= {*PRODUCTS, CLUSTER_TEMPLATE}
-    templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
-    templates = [t for t in templates if t.removesuffix("_triton") in searched]
-    # A short search tries few: products first. Last, what nvcc takes seconds for.
-    templates.sort(key=lambda t: (t not in PRODUCTS, t == CLUSTER_TEMPLATE))
-    # Eager as its user has it: on a GPU convolutions take TF32 unless the user says otherwise.
-    content = {
-        "accuracy": "pytorch",
-        "problem": {"op": op, "templates": ["."], "mode": graph.mode},
-        "space": space_of_templates(family, templates),
-    }
-    write_whole(config, json.dumps(content, indent=1) + "\n")
-    return Derived(root, op, config, without_step=why_no_steps(texts["model_new.py"]))
+    def _module(
+        self, graph: Graph, own: Stages, plan: StepPlan | None, batch: int | None, is_fixed: bool
+    ) -> str:
+        file = self.file
+        step, made_in_step = "", ("", list[str]())
+        if plan is not None:
+            step = step_text(graph, own, plan, batch, is_fixed=is_fixed)
+            made_in_step = stepped(graph, own, plan)
+        why = self.without_step or "its kernels would be for one number of rows alone"
+        module = model_new(
+            graph, own, file.reference, file.settings, file.has_modes, batch, step, made_in_step,
+            file.beside, why,
+        )  # fmt: skip
+        _refuse_names(file.reference, module, file.name)
+        return module
+
+    def texts_for_any_batch(self, other: Captured) -> dict[str, str] | None:
+        """Return the texts for any batch; None where there are none.
+
+        `other` is the record, prepared, with another batch.
+        """
+        mine = self.captured
+        found = self._for_any_batch(mine, other)
+        if found is None and planned(mine.joint) is not None:
+            # A batch of rows that are no longer the first dimension of a result, say.
+            found = self._for_any_batch(mine, replace(other, joint=mine.joint), is_fixed=True)
+        if found is None and mine.joint is not None:
+            # Any batch matters more than a step of training.
+            found = self._for_any_batch(replace(mine, joint=None), replace(other, joint=None))
+        return found
+
+    def _for_any_batch(
+        self, mine: Captured, other: Captured, *, is_fixed: bool = False
+    ) -> dict[str, str] | None:
+        one, two = mine.graph.batch, other.graph.batch
+        if not all(map(have_same_ranges, _graphs_of(mine), _graphs_of(other))):
+            return None
+        given = [t for t in given_of(mine.graph, self.stages) if has_batch(mine.graph, t, one)]
+        if one is None or two is None or not given:
+            return None
+        try:
+            texts = self.texts(other, two, is_fixed=is_fixed)
+        except NotOneNest:
+            return None
+        called = {"model_new.py": f"len({given[0].name})"}
+        found = {}
+        for file, text in self.texts(mine, one, is_fixed=is_fixed).items():
+            name = called.get(file, "batch")
+            both = any_batch(text, texts[file], (one, two), name=name) if file in texts else None
+            if both is not None:
+                found[file] = both
+            elif file in _NEEDED:
+                return None
+        return None if lacks_batch(found["op.yaml"]) else found
+
+    def searched(self, files: Collection[str]) -> list[str]:
+        """Return the templates among files that a search tries.
+
+        A short one tries few: products first. Last, what nvcc takes seconds for.
+        """
+        worth = worth_a_search(self.captured.graph, {"": self.stages, **self.partitions})
+        searched = {f"nest_{name}".rstrip("_") for name in worth} | {*PRODUCTS, CLUSTER_TEMPLATE}
+        templates = sorted(file[: file.index(".")] for file in files if file[-1] == "2")
+        templates = [t for t in templates if t.removesuffix("_triton") in searched]
+        return sorted(templates, key=lambda t: (t not in PRODUCTS, t == CLUSTER_TEMPLATE))
 
 
 def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, object]:
@@ -214,37 +303,6 @@ def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, obje
         if values:
             space[name] = list(dict.fromkeys(values))
     return space
-
-
-def _for_any_batch(
-    mine: Captured,
-    other: Captured,
-    written: Callable[[Graph, Joint | None, int], dict[str, str]],
-) -> dict[str, str] | None:
-    """Return the texts of an operator for any batch, None where there are none."""
-    one, two = mine.graph.batch, other.graph.batch
-    graphs = _graphs_of(mine), _graphs_of(other)
-    if not all(map(have_same_ranges, *graphs)):
-        return None
-    stages = stages_of(mine.graph)
-    given = [t for t in given_of(mine.graph, stages) if has_batch(mine.graph, t, one)]
-    if one is None or two is None or not given:
-        return None
-    theirs = with_biases_apart(with_numbers_as_tensors(other.graph))
-    try:
-        texts = written(theirs, other.joint, two)
-    except NotOneNest:
-        return None
-    called = {"model_new.py": f"len({given[0].name})"}
-    found = {}
-    for file, text in written(mine.graph, mine.joint, one).items():
-        name = called.get(file, "batch")
-        both = any_batch(text, texts[file], (one, two), name=name) if file in texts else None
-        if both is not None:
-            found[file] = both
-        elif file in _NEEDED:
-            return None
-    return None if lacks_batch(found["op.yaml"]) else found
 
 
 def _graphs_of(captured: Captured) -> list[Graph]:
@@ -324,69 +382,3 @@ def _names(
         base += "" if value in given else more
         names[value] = base if base not in names.values() else f"{base}_{len(names)}"
     return names
-
-
-# ---- op.yaml --------------------------------------------------------------------------------
-
-
-def _op_yaml(
-    graph: Graph, parts: Sequence[Part], op: str, batches: tuple[int | None, int | None]
-) -> str:
-    """Return the text; `batches` are those of the operator, and of its extra operators."""
-    own = parts[0].stages
-    call, sizes = _declared(parts[0], batches[0])
-    # What lies between tasks is not counted: some template may have it in registers.
-    num_bytes = sum(tensor.num_bytes for tensor in given_of(graph, own))
-    num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in results_of(own))
-    flops = sum(task.flops for task in own.tasks)
-    lines = [
-        f"name: {op}",
-        f"title: {op}",
-        f"function: fused_{op}",
-        "replaces: [the whole forward]",
-        f"sizes: {json.dumps(sizes)}",
-        f"arguments: {json.dumps(call['arguments'])}",
-        f"outputs: {json.dumps(call['outputs'])}",
-        f"flops: {json.dumps(str(max(1, flops)))}",
-        f"bytes: {json.dumps(str(num_bytes))}",
-    ]
-    if len(parts) > 1:
-        further = {p.name: _declared(p, batches[1]) for p in parts[1:]}
-        lines.append(f"extra: {json.dumps({name: call for name, (call, _) in further.items()})}")
-        more = {name: size for _, found in further.values() for name, size in found.items()}
-        more = {name: size for name, size in more.items() if name not in sizes}
-        lines.append(f"extra_sizes: {json.dumps(more)}")
-    return "\n".join([*lines, ""])
-
-
-def _declared(
-    part: Part, batch: int | None
-) -> tuple[dict[str, list[dict[str, object]]], dict[str, int]]:
-    """Return a call's arguments and outputs as `op.yaml` lists them, and the sizes."""
-    graph, stages, names = part.graph, part.stages, part.names
-    sizes: dict[str, int] = {}
-    arguments: list[dict[str, object]] = []
-    outputs: list[dict[str, object]] = []
-    for tensor in given_of(graph, stages):
-        name, with_rows = names[tensor.name], has_batch(graph, tensor, batch)
-        rest = math.prod(tensor.shape[1:])
-        if stages.calls and tensor.shape:
-            shape = [f"{name}_size_{axis}" for axis in range(len(tensor.shape))]
-            shape[:with_rows] = ["batch"] * with_rows
-            sizes |= dict(zip(shape, tensor.shape, strict=True))
-        elif with_rows:
-            shape = ["batch", f"{name}_rest"]
-            sizes |= dict(zip(shape, (tensor.shape[0], rest), strict=True))
-        else:
-            sizes[f"{name}_size"], shape = math.prod(tensor.shape), [f"{name}_size"]
-        argument: dict[str, object] = {"name": name, "shape": shape}
-        if tensor.dtype != "float32":
-            argument["dtype"] = stored_dtype(tensor.dtype)
-        arguments.append(argument)
-    for output in results_of(stages):
-        shape = [str(output.count)]
-        if stages.calls:
-            shape = [str(size) for size in graph.value(output.name).shape] or ["1"]
-        dtype = stored_dtype(output.dtype)
-        outputs.append({"name": f"{names[output.name]}_out", "shape": shape, "dtype": dtype})
-    return {"arguments": arguments, "outputs": outputs}, sizes
