@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from tuner.capture.any_batch import with_batch_numbers
 from tuner.capture.by_hand import ByHand, written_by_hand
@@ -28,7 +29,7 @@ from tuner.config.quantities import parse_choice, parse_mode, parse_rows
 from tuner.errors import InputError, NothingToGainError, input_errors
 from tuner.evaluate.contender import QUIET, import_ahead
 from tuner.evaluate.job_spec import explained, new_worker
-from tuner.evaluate.worker import JobFailed
+from tuner.evaluate.worker import JobFailed, Worker
 from tuner.kernel.family import load_family
 from tuner.machine.host import has_many_cores, modules_folder
 from tuner.machine.importing import import_from
@@ -77,14 +78,7 @@ def derive_operator(
     """
     require_file(path)
     import_from(path.parent, import_root(path))
-    with input_errors(f"{path}: mode"):
-        chosen = parse_mode(mode or "as_given")
-    with input_errors(f"{path}: rewrites"):
-        is_exact = parse_choice(rewrites or "exact", "exact", "none") == "exact"
-    with input_errors(f"{path}: match"):
-        matches = None if match is None else parse_choice(match, "any", "none")
-    with input_errors(f"{path}: batch"):
-        most_rows = None if batch is None else max(parse_rows(batch))
+    asked = _asked(path, mode, rewrites, match, batch)
     observer = observer or Observer()
     folder = modules_folder()
     observer.on_stage(f"capturing the forward of {path}")
@@ -94,81 +88,140 @@ def derive_operator(
         # that is cut off where a process ends may crash it.
         Thread(target=import_module, args=("torch",), name="import").start()
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
-        try:
-            asked = {"path": str(path.resolve()), "mode": chosen, "batch": most_rows}
-            found = worker.call("capture", asked, timeout_s=CAPTURE_S).data
-        except JobFailed as failure:
-            raise explained(failure) from failure
+        module = _Module(path, asked, observer, folder, _found(worker, path, asked))
+        module.say_what_was_captured()
+        if asked.match != "none":
+            same = module.family(worker)
+            if same is not None and asked.match:
+                return same
+    return module.generated()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How a file is made an operator.
+
+    Where `match` is None, what the file matches is said alone; where `most_rows` is, inputs have
+    as many as it gives.
+    """
+
+    mode: str
+    is_exact: bool
+    match: str | None
+    most_rows: int | None
+
+
+def _asked(
+    path: Path, mode: str | None, rewrites: str | None, match: str | None, batch: object
+) -> _Asked:
+    with input_errors(f"{path}: mode"):
+        chosen = parse_mode(mode or "as_given")
+    with input_errors(f"{path}: rewrites"):
+        is_exact = parse_choice(rewrites or "exact", "exact", "none") == "exact"
+    with input_errors(f"{path}: match"):
+        matches = None if match is None else parse_choice(match, "any", "none")
+    with input_errors(f"{path}: batch"):
+        most_rows = None if batch is None else max(parse_rows(batch))
+    return _Asked(chosen, is_exact, matches, most_rows)
+
+
+def _found(worker: Worker, path: Path, asked: _Asked) -> Mapping[str, Any]:
+    """Return what a process of its own captures of a file."""
+    try:
+        job = {"path": str(path.resolve()), "mode": asked.mode, "batch": asked.most_rows}
+        return worker.call("capture", job, timeout_s=CAPTURE_S).data
+    except JobFailed as failure:
+        raise explained(failure) from failure
+
+
+class _Module:
+    """A module whose forward was captured; what becomes of it is told to the observer."""
+
+    def __init__(
+        self, path: Path, asked: _Asked, observer: Observer, folder: Path, found: Mapping[str, Any]
+    ) -> None:
+        self._path, self._asked, self._observer, self._folder = path, asked, observer, folder
+        self._found = found
         forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
         if len(forwards) == 2:  # before it is rewritten: what both have in common may not stay so
             forwards = [*with_batch_numbers(*forwards)]
-        if found["strided"]:
-            names = ", ".join(found["strided"])
-            observer.on_stage(
-                f"{path.name}: {names}: not contiguous in get_inputs(); tuned, checked and timed "
+        self._forwards = forwards
+        is_own = found["source"] == str(path.resolve())
+        self._source = path if is_own else found["source"]  # where the class of a live one stands
+
+    def say_what_was_captured(self) -> None:
+        """Say of inputs, and of numbers of rows, that are other than the file's user may think."""
+        if self._found["strided"]:
+            names = ", ".join(self._found["strided"])
+            self._say(
+                f"{names}: not contiguous in get_inputs(); tuned, checked and timed "
                 "as contiguous, so the speed-up is of calls with .contiguous()"
             )
-        for other in forwards[1:]:
+        for other in self._forwards[1:]:
             if (most := other.graph.most_rows) is not None:
-                observer.on_stage(
-                    f"{path.name}: kernels are for up to {most} rows: forward does other work "
+                self._say(
+                    f"kernels are for up to {most} rows: forward does other work "
                     "with more, or counts rows further than floats are exact"
                 )
-        if matches != "none":
-            with storage_errors(folder):
-                same = family_of(path, worker, found, [f.graph for f in forwards], folder)
-            if same is not None:
-                taken = "its templates are searched" if matches else "--match any searches its own"
-                observer.on_stage(
-                    f"{path.name} computes what {same.name} does ({same.matched}): {taken}"
-                )
-                if matches:
-                    return same
 
-    is_own = found["source"] == str(path.resolve())
-    of_user = path if is_own else found["source"]  # where the class of a live module stands
+    def family(self, worker: Worker) -> Derived | None:
+        """Return the family that computes what the module does, and say so."""
+        graphs = [forward.graph for forward in self._forwards]
+        with storage_errors(self._folder):
+            same = family_of(self._path, worker, self._found, graphs, self._folder)
+        if same is not None:
+            is_taken = self._asked.match is not None
+            taken = "its templates are searched" if is_taken else "--match any searches its own"
+            self._observer.on_stage(
+                f"{self._path.name} computes what {same.name} does ({same.matched}): {taken}"
+            )
+        return same
 
-    def written(captured: Captured, *others: Captured) -> Derived:
-        with storage_errors(folder):
+    def generated(self) -> Derived:
+        """Return the operator, of the forward as it was rewritten where that can be."""
+        try:
+            if self._asked.is_exact:
+                # Where nothing is generated for what it was rewritten to, it stays as it is.
+                with suppress(NotOneNest, NothingToGenerate):
+                    again = (replace(f, graph=rewritten(f.graph)) for f in self._forwards)
+                    return self._written(*again)
+            return self._written(*self._forwards)
+        except NothingToGenerate as error:
+            raise NothingToGainError(f"{self._path}: {error}", {}) from error
+        except NotOneNest as error:
+            by_hand = "write the operator by hand (CONTRIBUTING.md), or tune a part of it"
+            advice = "" if "\n  next: " in str(error) else f"\n  next: {by_hand}"
+            raise InputError(f"{self._source}: {error}{advice}") from error
+
+    def _written(self, captured: Captured, *others: Captured) -> Derived:
+        path, found = self._path, self._found
+        with storage_errors(self._folder):
             made = derived(
                 captured, text_of(path), path.stem, found["settings"], found["has_modes"],
-                folder, *others, beside=found["beside"],
+                self._folder, *others, beside=found["beside"],
             )  # fmt: skip
             text = (made.folder / made.name / MODEL).read_text()
-            if batch is not None and not has_rows(text):
+            if self._asked.most_rows is not None and not has_rows(text):
                 raise InputError(
-                    f"{of_user}: batch: its forward is generated for one number of rows alone\n"
-                    "  next: leave batch out, and give inputs of that many rows"
+                    f"{self._source}: batch: its forward is generated for one number of rows "
+                    "alone\n  next: leave batch out, and give inputs of that many rows"
                 )
         if others and not has_rows(text):
-            observer.on_stage(
-                f"{path.name}: kernels are for {captured.graph.batch} rows alone: with others "
+            self._say(
+                f"kernels are for {captured.graph.batch} rows alone: with others "
                 "PyTorch's own operations run"
             )
         if made.without_step:
-            observer.on_stage(
-                f"{path.name}: a step of training takes PyTorch's own operations: "
-                f"{made.without_step}"
-            )
+            self._say(f"a step of training takes PyTorch's own operations: {made.without_step}")
         elif (rows := rows_of_steps(text)) is not None and has_rows(text):
-            observer.on_stage(
-                f"{path.name}: a step of training takes kernels at {rows} rows alone"
+            self._say(
+                f"a step of training takes kernels at {rows} rows alone"
                 + _if_size(captured.graph, rows)
             )
         return made
 
-    try:
-        if is_exact:
-            # Where nothing is generated for what it was rewritten to, it stays as it is.
-            with suppress(NotOneNest, NothingToGenerate):
-                return written(*(replace(f, graph=rewritten(f.graph)) for f in forwards))
-        return written(*forwards)
-    except NothingToGenerate as error:
-        raise NothingToGainError(f"{path}: {error}", {}) from error
-    except NotOneNest as error:
-        by_hand = "write the operator by hand (CONTRIBUTING.md), or tune a part of it"
-        advice = "" if "\n  next: " in str(error) else f"\n  next: {by_hand}"
-        raise InputError(f"{of_user}: {error}{advice}") from error
+    def _say(self, words: str) -> None:
+        self._observer.on_stage(f"{self._path.name}: {words}")
 
 
 def derive_config(
