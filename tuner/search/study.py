@@ -17,12 +17,11 @@ provided that as many are in flight.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import optuna
 from optuna.trial import TrialState
@@ -107,17 +106,8 @@ def search(
     Returns:
         Why it ended, in words.
     """
-    loop = partial(
-        _loop,
-        space=space,
-        evaluator=evaluator,
-        budget=budget,
-        previous=previous,
-        record=record,
-        should_stop=should_stop,
-        on_remaining=on_remaining,
-        waited_s=waited_s,
-        at_once=at_once,
+    given = _Given(
+        space, evaluator, budget, previous, record, should_stop, on_remaining, waited_s, at_once
     )
     with quiet_optuna():
         store = Journal(journal) if journal else None
@@ -125,7 +115,7 @@ def search(
         for params in first:
             study.enqueue_trial(encoded(params, space))
         try:
-            return _written(store, loop(study, store, replayed=previous))
+            return _Loop(study, store, given, replayed=previous).run()
         except _Diverged:  # more builders than then, an edited template, an older tuner's run
             store = Journal(journal) if journal else None
             study = new_study(store, space, sampler, seed + len(previous), sources)
@@ -134,120 +124,187 @@ def search(
             for params in first:
                 if params not in tried:
                     study.enqueue_trial(encoded(params, space))
-            return _written(store, loop(study, store, replayed=()))
+            return _Loop(study, store, given, replayed=()).run()
 
 
-def _loop(
-    study: optuna.Study,
-    store: Journal | None,
-    *,
-    space: SearchSpace,
-    evaluator: Evaluator[P],
-    budget: SearchBudget,
-    previous: Sequence[Trial],
-    replayed: Sequence[Trial],
-    record: Callable[[Trial], None],
-    should_stop: Callable[[], bool],
-    on_remaining: Callable[[int, Remaining], None],
-    waited_s: Callable[[], float],
-    at_once: int,
-) -> str:
-    """Search; `replayed` are the trials of `previous` that are asked for again: all or none.
+@dataclass(frozen=True, slots=True)
+class _Given(Generic[P]):
+    """What `search` is given, but for what the study is made of."""
 
-    Raises:
-        _Diverged: the study asks for another configuration than the one recorded; nothing was
-            evaluated yet.
+    space: SearchSpace
+    evaluator: Evaluator[P]
+    budget: SearchBudget
+    previous: Sequence[Trial]
+    record: Callable[[Trial], None]
+    should_stop: Callable[[], bool]
+    on_remaining: Callable[[int, Remaining], None]
+    waited_s: Callable[[], float]
+    at_once: int
+
+
+class _Loop(Generic[P]):
+    """A study's questions and their outcomes, one after the other.
+
+    `replayed` are the trials of `previous` that are asked for again: all or none.
     """
-    known = {trial.question: trial for trial in replayed}
-    number = asked = len(previous) - len(replayed)
-    best_us = min((t.outcome.ranked_us for t in previous if t.outcome.ranked_us), default=None)
-    tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
-    most, end = max(budget.trials, len(previous), *(n + 1 for n in known)), ""
-    flying: list[InFlight[P]] = []
-    reported: dict[int, int] = {}  # number of the question, and of its trial
-    clock = _WorkingTime(previous[-1].elapsed_s if previous else 0.0)
-    waited_before_s = waited_s()
 
-    def next_reported() -> InFlight[P] | None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        store: Journal | None,
+        given: _Given[P],
+        *,
+        replayed: Sequence[Trial],
+    ) -> None:
+        self._study, self._store, self._given = study, store, given
+        previous = given.previous
+        self._known = {trial.question: trial for trial in replayed}
+        # As many trials are reported, and as many questions asked.
+        self._number = self._asked = len(previous) - len(replayed)
+        self._tried = {given.space.index(t.params) for t in previous[: self._asked]} - {None}
+        self._most = max(given.budget.trials, len(previous), *(n + 1 for n in self._known))
+        self._flying: list[InFlight[P]] = []
+        self._reported: dict[int, int] = {}  # number of the question, and of its trial
+        self._clock = _WorkingTime(previous[-1].elapsed_s if previous else 0.0)
+        self._waited_before_s = given.waited_s()
+        self._end = ""  # why nothing more is asked
+        # Then only what is finished is still reported: what is next in order, or with the time
+        # used up all.
+        self._is_over = self._is_late = False
+
+    def run(self) -> str:
+        """Search; return why it ended.
+
+        Raises:
+            _Diverged: the study asks for another configuration than the one recorded; nothing was
+                evaluated yet.
+        """
+        given = self._given
+        known_us = [t.outcome.ranked_us for t in given.previous if t.outcome.ranked_us]
+        with Finisher(given.evaluator, min(known_us, default=None), given.at_once) as finisher:
+            while True:
+                if not self._is_replaying and not self._is_over:
+                    self._look_at_clock()
+                if self._is_over:
+                    finisher.leave()
+                    if self._next_reported() is None:
+                        self._drop()
+                        break
+                self._ask_ahead(finisher)
+                if not self._flying:
+                    if self._is_replaying:
+                        raise _Diverged
+                    break
+                item = self._next_reported()
+                is_held = item is not None
+                if item is None:
+                    ahead = self._flying[:1] if given.at_once == 1 else self._flying
+                    finisher.wait(*ahead, timeout_s=LOOK_AT_CLOCK_S)
+                    overtake(self._flying)
+                    item = self._next_reported()
+                if item is not None:
+                    self._report(item, is_held)
+        if self._store is not None:
+            self._store.write()  # what the end still said
+        return self._end
+
+    @property
+    def _is_replaying(self) -> bool:
+        """Whether the next trial is one of an earlier session."""
+        return self._number < len(self._given.previous)
+
+    def _look_at_clock(self) -> None:
+        """Write the journal, once an outcome; end where the user or the time says so."""
+        given, budget = self._given, self._given.budget
+        if self._store is not None:
+            self._store.write()
+        elapsed_s = self._clock.seconds()
+        waited_s = given.waited_s() - self._waited_before_s
+        if given.should_stop():
+            self._is_over, self._end = True, "stopped by the user after {} trials"
+        elif elapsed_s >= budget.timeout_s + waited_s and self._number >= min(
+            budget.least, self._most
+        ):
+            self._is_over = self._is_late = True
+            self._end = f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
+
+    def _drop(self) -> None:
+        """Leave no trial running in the journal."""
+        for item in self._flying:
+            self._study.tell(item.trial, state=TrialState.FAIL)
+        self._end = self._end.format(self._number)
+
+    def _ask_ahead(self, finisher: Finisher[P]) -> None:
+        """Ask until as many questions are in flight as may be, or there is an end."""
+        given = self._given
+        while not self._end and len(self._flying) < _width(given.evaluator.ahead, self._number):
+            if self._asked >= self._most:
+                self._end = f"{given.budget.trials} trials: the budget is used up"
+            # Counted here as well: where every parameter has one value, Optuna takes these
+            # without asking the sampler, again and again.
+            elif len(self._tried) == given.space.num_feasible:
+                self._end = f"all {given.space.num_feasible} feasible configurations were tried"
+            else:
+                item = self._ask()
+                self._flying.append(item)
+                finisher.take(item)
+                self._tried.add(item.config_id)
+                self._asked += 1
+
+    def _ask(self) -> InFlight[P]:
+        number, space = self._asked, self._given.space
+        known = self._known.get(number)
+        if known is None:
+            self._clock.start()
+        trial = self._study.ask(fixed_distributions=distributions(space))
+        params = params_of(trial, space)
+        config_id = space.index(params)
+        assert config_id is not None, "a sampler gave an infeasible configuration"
+        if known is not None:
+            if params != known.params:
+                raise _Diverged
+            at = known.started_at
+            return InFlight(number, trial, params, config_id, at, outcome=known.outcome)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        pending = self._given.evaluator.submit(params)
+        return InFlight(number, trial, params, config_id, now, pending)
+
+    def _next_reported(self) -> InFlight[P] | None:
         """Return what is reported next, None where it has no outcome yet."""
-        if number < len(previous):
-            asked_then = previous[number].question
-            found = next((item for item in flying if item.number == asked_then), None)
+        if self._is_replaying:
+            asked_then = self._given.previous[self._number].question
+            found = next((item for item in self._flying if item.number == asked_then), None)
             if found is None:
                 raise _Diverged
             return found
-        if at_once == 1 and not is_late:
-            for item in flying:
+        if self._given.at_once == 1 and not self._is_late:
+            for item in self._flying:
                 if item.outcome or not item.is_overtaken(PATIENCE_S):
                     return item if item.outcome else None
             return None
-        done = (i for i in flying if i.outcome and i.outcome.same_as in {None, *reported})
+        known = {None, *self._reported}
+        done = (i for i in self._flying if i.outcome and i.outcome.same_as in known)
         return min(done, key=lambda item: item.ended, default=None)
 
-    with Finisher(evaluator, best_us, at_once) as finisher:
-        # Then only what is finished is still reported: what is next in order, or with the time
-        # used up all.
-        is_over = is_late = False
-        while True:
-            if number >= len(previous) and not is_over:
-                if store is not None:  # once an outcome
-                    store.write()
-                elapsed_s = clock.seconds()
-                if should_stop():
-                    is_over, end = True, "stopped by the user after {} trials"
-                elif (
-                    elapsed_s >= budget.timeout_s + waited_s() - waited_before_s
-                    and number >= min(budget.least, most)
-                ):
-                    is_over = is_late = True
-                    end = f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
-            if is_over:
-                finisher.leave()
-                if next_reported() is None:
-                    return _dropped(study, flying, end.format(number))
-            while not end and len(flying) < _width(evaluator.ahead, number):
-                if asked >= most:
-                    end = f"{budget.trials} trials: the budget is used up"
-                    break
-                # Counted here as well: where every parameter has one value, Optuna takes these
-                # without asking the sampler, again and again.
-                if len(tried) == space.num_feasible:
-                    end = f"all {space.num_feasible} feasible configurations were tried"
-                    break
-                if asked not in known:
-                    clock.start()
-                flying.append(_ask(study, space, evaluator, asked, known.get(asked)))
-                finisher.take(flying[-1])
-                tried.add(flying[-1].config_id)
-                asked += 1
-            if not flying:
-                if number < len(previous):
-                    raise _Diverged
-                return end
-            item = next_reported()
-            is_held = item is not None
-            if item is None:
-                finisher.wait(*(flying[:1] if at_once == 1 else flying), timeout_s=LOOK_AT_CLOCK_S)
-                overtake(flying)
-                item = next_reported()
-            if item is None:
-                continue
-            assert item.outcome is not None
-            outcome = item.outcome
-            flying.remove(item)
-            reported[item.number] = number
-            if item.pending is not None:
-                if outcome.same_as is not None:
-                    outcome = replace(
-                        outcome, same_as=reported.get(outcome.same_as, outcome.same_as)
-                    )
-                ended_s = clock.seconds(item.ended)
-                elapsed_s = clock.seconds() if is_held else ended_s
-                record(_trial_of(item, number, outcome, elapsed_s, elapsed_s - ended_s))
-            tell(study, item.trial, outcome)
-            number += 1
-            if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
-                end = _stopped(study, number, budget.stop, on_remaining)
+    def _report(self, item: InFlight[P], is_held: bool) -> None:
+        """Record an outcome, and tell the study; `is_held`: it was there before it was due."""
+        assert item.outcome is not None
+        outcome, number = item.outcome, self._number
+        self._flying.remove(item)
+        self._reported[item.number] = number
+        if item.pending is not None:
+            if outcome.same_as is not None:
+                same_as = self._reported.get(outcome.same_as, outcome.same_as)
+                outcome = replace(outcome, same_as=same_as)
+            ended_s = self._clock.seconds(item.ended)
+            elapsed_s = self._clock.seconds() if is_held else ended_s
+            held_s = elapsed_s - ended_s
+            self._given.record(_trial_of(item, number, outcome, elapsed_s, held_s))
+        tell(self._study, item.trial, outcome)
+        self._number += 1
+        if not self._end and self._number % JUDGE_EVERY == 0:  # replayed too: a model may learn
+            stop, on_remaining = self._given.budget.stop, self._given.on_remaining
+            self._end = _stopped(self._study, self._number, stop, on_remaining)
 
 
 def _width(ahead: int, number: int) -> int:
@@ -302,26 +359,6 @@ def _trial_of(
     )
 
 
-def _ask(
-    study: optuna.Study,
-    space: SearchSpace,
-    evaluator: Evaluator[P],
-    number: int,
-    known: Trial | None,
-) -> InFlight[P]:
-    trial = study.ask(fixed_distributions=distributions(space))
-    params = params_of(trial, space)
-    config_id = space.index(params)
-    assert config_id is not None, "a sampler gave an infeasible configuration"
-    if known is not None:
-        if params != known.params:
-            raise _Diverged
-        at = known.started_at
-        return InFlight(number, trial, params, config_id, at, outcome=known.outcome)
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return InFlight(number, trial, params, config_id, now, evaluator.submit(params))
-
-
 def _stopped(
     study: optuna.Study,
     number: int,
@@ -343,17 +380,3 @@ def _stopped(
         f"{number} trials: the best is within {stop.within:.3g} of the optimum "
         f"with a probability of {remaining.within[stop.within]:.2f}"
     )
-
-
-def _dropped(study: optuna.Study, flying: Iterable[InFlight[P]], end: str) -> str:
-    """Leave no trial running in the journal; return `end`."""
-    for item in flying:
-        study.tell(item.trial, state=TrialState.FAIL)
-    return end
-
-
-def _written(store: Journal | None, end: str) -> str:
-    """Write what the end of a search still said; return why it ended."""
-    if store is not None:
-        store.write()
-    return end
