@@ -119,25 +119,43 @@ class _Step(Operators):
         self.copied: set[str] = set()  # views that were copied, as by `contiguous()`
 
     def joint(self) -> Joint:
-        import torch
-
         with fake_module(self.problem, self.graph.mode, self.graph.batch) as (model, _, values, _):
             state = dict(model.named_parameters())
             self.frozen = [n for n in self.wanted if n in state and not state[n].requires_grad]
             self.wanted = [n for n in self.wanted if n not in self.frozen]
             recorded = self.recorded(model, values)
         taken = {t.name for t in self.graph.given}
-        outputs = self.outputs
-        incoming = [
+        coming = [
             Tensor(free_name(f"grad_{i}", taken), y.shape, y.dtype) if "float" in y.dtype else None
-            for i, y in enumerate(outputs)
+            for i, y in enumerate(self.outputs)
         ]
-        given = [
-            *self.given.values(),
-            *self.graph.buffers,
-            *(t for t in incoming if t is not None),
-        ]
-        incoming = [t if d else None for t, d in zip(incoming, self.differentiable, strict=True)]
+        incoming = [t if d else None for t, d in zip(coming, self.differentiable, strict=True)]
+        given = [*self.given.values(), *self.graph.buffers]
+        low, names = self._lowered(recorded, [*given, *(t for t in coming if t is not None)])
+        nodes, same = without_turns(low.nodes)
+        _require_read(nodes)
+        names = [same.get(name or "", name) for name in names]
+        end, last = len(self.outputs), len(self.outputs) + len(self.updated)
+        if any(name is None for name in names[:last]):
+            raise NotGiven("one of its results is one of several of an operation")
+        own = [str(name) for name in names[:end]]
+        if len(set(own)) < len(own):
+            raise NotGiven("two of its results are one tensor")
+        dtypes = [low.forms[name][1] for name in own]
+        if dtypes != [y.dtype for y in self.outputs]:  # places are floats here, PyTorch's are not
+            raise NotGiven("one of its results has another dtype in the record of its backward")
+        updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
+        return self._split(nodes, own, updates, self._asked(own, names[last:]), incoming)
+
+    def _lowered(
+        self, recorded: Any, given: Sequence[Tensor]
+    ) -> tuple[Lowering, list[str | None]]:
+        """Return a record's nodes, and the name of each of its results that has one.
+
+        `given` is what the record is given, in order.
+        """
+        import torch
+
         low = Lowering(given)
         values_of: dict[str, Any] = {}
         places = iter(given)
@@ -157,26 +175,17 @@ class _Step(Operators):
                     raise NotGiven("it makes a tensor of several numbers that a step would keep")
                 form: Any = {"shape": (), "dtype": dtype_name(constant.dtype)}
                 values_of[node.name] = low.emit("full", constant.item(), **form)
-        nodes, same = without_turns(low.nodes)
-        made_by = {node.name: node.op.removeprefix("aten.").lstrip("_") for node in nodes}
-        for node in nodes:
-            if node.op == "result":
-                raise NotGiven(f"gradients of {made_by[node.refs[0]]} are not generated yet")
-            if node.op.endswith("_"):
-                raise NotGiven(f"it is recorded with {made_by[node.name]}, which writes in place")
-        names = [None if r is None else _first(values_of[r.name]) for r in results]
-        names = [same.get(name or "", name) for name in names]
-        end, last = len(outputs), len(outputs) + len(self.updated)
-        if any(name is None for name in names[:last]):
-            raise NotGiven("one of its results is one of several of an operation")
-        own = [str(name) for name in names[:end]]
-        dtypes = [low.forms[name][1] for name in own]
-        if len(set(own)) < len(own):
-            raise NotGiven("two of its results are one tensor")
-        if dtypes != [y.dtype for y in outputs]:  # places are floats here, PyTorch's are not
-            raise NotGiven("one of its results has another dtype in the record of its backward")
-        left = iter(names[last:])
-        asked: dict[int, dict[str, str]] = {}  # by result: whose gradients, and which
+        return low, [None if r is None else _first(values_of[r.name]) for r in results]
+
+    def _asked(
+        self, own: Sequence[str], gradients: Sequence[str | None]
+    ) -> dict[int, dict[str, str]]:
+        """Return of each result that has gradients, by its place, whose and which.
+
+        `own` are the results, and `gradients` all of theirs, in order.
+        """
+        left = iter(gradients)
+        asked: dict[int, dict[str, str]] = {}
         for place, origin in enumerate(self.origins):
             if self.differentiable[place]:
                 by = [name for name in self.wanted if name in origin.leaves]
@@ -185,8 +194,7 @@ class _Step(Operators):
                 if any(found[of] is None for of in sources):
                     raise NotGiven("a result has no gradient by one that it is computed from")
                 asked[place] = {of: name or "" for of, name in found.items()}
-        updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
-        return self._split(nodes, own, updates, asked, incoming)
+        return asked
 
     def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
         """Write an operator's nodes; a convolution's gradients are a call each."""
@@ -296,7 +304,6 @@ class _Step(Operators):
         given = (*self.graph.inputs, *grads)
         whole = replace(self.graph, constants=(), inputs=given, nodes=tuple(nodes))
         nodes = [*with_products(whole).nodes]
-        by_name = {n.name: n for n in nodes}
         after = behind(nodes, {t.name for t in grads})
         if not {*wanted} <= after or after & {*outputs, *updates.values()}:
             raise NotGiven("one of its gradients does not depend on those that come in")
@@ -317,21 +324,7 @@ class _Step(Operators):
 
         inputs = (*graph.inputs, *saved, *grads)
         every = replace(graph, inputs=inputs, nodes=again, buffer_updates={}, outputs=())
-        backwards = []
-        for place, found in asked.items():
-            coming = incoming[place]
-            assert coming is not None
-            sources = tuple(sorted(self.origins[place].results))
-            backwards.append(
-                Backward(
-                    place,
-                    coming.name,
-                    part_of(every, [*found.values()]),
-                    {of: name for of, name in found.items() if of in self.given},
-                    sources,
-                    tuple(found[outputs[source]] for source in sources),
-                )
-            )
+        backwards = self._backwards(every, outputs, asked, incoming)
         forward = replace(
             graph,
             nodes=live(nodes, {*outputs, *kept, *updates.values()}),
@@ -342,7 +335,36 @@ class _Step(Operators):
 
         num_results, version = len(self.graph.outputs), str(torch.__version__)
         frozen, between = tuple(self.frozen), tuple(self.between)
-        return Joint(forward, num_results, tuple(backwards), copies, frozen, between, version)
+        return Joint(forward, num_results, backwards, copies, frozen, between, version)
+
+    def _backwards(
+        self,
+        every: Graph,
+        outputs: Sequence[str],
+        asked: Mapping[int, Mapping[str, str]],
+        incoming: Sequence[Tensor | None],
+    ) -> tuple[Backward, ...]:
+        """Return the gradients of each result, as parts of a graph of `every` one."""
+        backwards = []
+        for place, found in asked.items():
+            coming = incoming[place]
+            assert coming is not None
+            graph = part_of(every, [*found.values()])
+            gradient_of = {of: name for of, name in found.items() if of in self.given}
+            sources = tuple(sorted(self.origins[place].results))
+            of_sources = tuple(found[outputs[source]] for source in sources)
+            backwards.append(Backward(place, coming.name, graph, gradient_of, sources, of_sources))
+        return tuple(backwards)
+
+
+def _require_read(nodes: Sequence[Node]) -> None:
+    """Require that all nodes of a record are known to be what they compute alone."""
+    made_by = {node.name: node.op.removeprefix("aten.").lstrip("_") for node in nodes}
+    for node in nodes:
+        if node.op == "result":
+            raise NotGiven(f"gradients of {made_by[node.refs[0]]} are not generated yet")
+        if node.op.endswith("_"):
+            raise NotGiven(f"it is recorded with {made_by[node.name]}, which writes in place")
 
 
 def _is_in_place(target: Any) -> bool:
