@@ -110,42 +110,71 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
             a kernel of ours takes on a GPU.
     """
+    graph = _prepared(graph, partition)
+    counters = {buffer: more for buffer, (more, _) in counters_of(graph).items()}
+    updates = {
+        b: real_name(graph, v) for b, v in graph.buffer_updates.items() if b not in counters
+    }
+    outputs = tuple(real_name(graph, name) for name in graph.outputs)
+    _require_computed(graph, [*zip(graph.outputs, outputs, strict=True), *updates.items()])
+    results = {*outputs, *updates.values()}
+    left = _computed(graph, results, {graph.buffer_updates[buffer] for buffer in counters})
+    memory = _memory_of(graph, left, outputs)
+    images = images_of(graph, results) if partition.is_channels_last else frozenset[str]()
+    tasks, between = _cut(graph, left, results, memory, partition, images)
+    calls = [task for task in tasks if isinstance(task, Call)]
+    if len(calls) == len(tasks):
+        _require_ours(graph, calls, left)
+    operands = map(graph.value, dict.fromkeys(name for call in calls for name in call.reads))
+    filled = [v for v in operands if isinstance(v, Node) and v.op == "full"]
+    zeros = {node.name: (node.shape, node.dtype) for node in filled}
+    return Stages(tuple(tasks), outputs, updates, counters, between, images, zeros)
+
+
+def _prepared(graph: Graph, partition: Partition) -> Graph:
+    """Return a graph whose nodes are what nests and calls compute."""
     graph = with_whole_numbers_called(with_ranges(with_results_apart(graph)))
     graph = with_windows(with_rows_copied(graph))
     if partition.is_recomputed:
         names = {*graph.outputs, *graph.buffer_updates.values()} | computed_of_ranges(graph)
         graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
     graph = with_products(with_scans(graph))
-    graph = with_images_copied(graph) if partition.is_channels_last else graph
-    counters = {buffer: more for buffer, (more, _) in counters_of(graph).items()}
-    nodes = {n.name: n for n in graph.nodes}
-    updates = {
-        b: real_name(graph, v) for b, v in graph.buffer_updates.items() if b not in counters
-    }
-    outputs = tuple(real_name(graph, name) for name in graph.outputs)
-    for name, real in [*zip(graph.outputs, outputs, strict=True), *updates.items()]:
+    return with_images_copied(graph) if partition.is_channels_last else graph
+
+
+def _require_computed(graph: Graph, results: Sequence[tuple[str, str]]) -> None:
+    """Require that no result is what is given; each has a name, and that of what it shows."""
+    nodes = {n.name for n in graph.nodes}
+    for name, real in results:
         if real not in nodes or not isinstance(viewed(graph, real), Node):
             then = "leave it out of what forward returns, whose caller has it"
             raise refusal(None, f"the result {name} is {real} as it is given", then=then)
-    left = [
-        n
-        for n in graph.nodes
-        if real_name(graph, n.name) == n.name
-        and n.op not in ("full", "index")
-        and n.name not in {graph.buffer_updates[buffer] for buffer in counters}
-    ]
-    left = _live(graph, left, {*outputs, *updates.values()})
-    left = _stored_or_read(graph, left, {*outputs, *updates.values()})
-    dtypes: dict[str, str] = {}
-    for name, real in zip(graph.outputs, outputs, strict=True):
-        dtype = graph.value(name).dtype
-        if dtypes.setdefault(real, dtype) != dtype:
-            raise refusal(nodes[real], f"{real} is returned as {dtypes[real]} and as {dtype}")
-    images = frozenset[str]()
-    if partition.is_channels_last:
-        images = images_of(graph, {*outputs, *updates.values()})
-    memory = _memory_of(graph, left, dtypes)
-    groups = _grouped(graph, left)
+
+
+def _computed(graph: Graph, results: set[str], counted: Collection[str]) -> list[Node]:
+    """Return the nodes that tasks compute, in order; calls add numbers to those `counted`."""
+
+    def read(name: str) -> list[str]:
+        value = graph.value(name)
+        return [real_name(graph, r) for r in value.refs] if isinstance(value, Node) else []
+
+    live = {*in_order([*results], read)}.difference(counted)
+    found = [n for n in graph.nodes if n.name in live and real_name(graph, n.name) == n.name]
+    found = [n for n in found if n.op not in ("full", "index")]
+    return _stored_or_read(graph, found, results)
+
+
+def _cut(
+    graph: Graph,
+    nodes: Sequence[Node],
+    results: set[str],
+    memory: Mapping[str, str],
+    partition: Partition,
+    images: Collection[str],
+) -> tuple[list[Nest | Call], dict[str, tuple[int, ...]]]:
+    """Return nodes as tasks, and the shapes of what lies between these; as `Stages` has both."""
+    by_name = {n.name: n for n in nodes}
+    groups = _grouped(graph, nodes)
     last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
@@ -156,26 +185,25 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
             continue
         read = {name for name, reader in last_reader.items() if reader > number}
         while group:
-            own = {*outputs, *updates.values()}
-            nest, later = _first(graph, group, own, memory, read, partition, images)
+            nest, later = _first(graph, group, results, memory, read, partition, images)
             tasks.append(nest)
             wanted = read | {real_name(graph, r) for n in later for r in n.refs}
-            between |= {o.name: nodes[o.name].shape for o in nest.outputs if o.name in wanted}
+            between |= {o.name: by_name[o.name].shape for o in nest.outputs if o.name in wanted}
             group = later
-    if not tasks:
+    return tasks, between
+
+
+def _require_ours(graph: Graph, calls: Sequence[Call], nodes: Sequence[Node]) -> None:
+    """Require that a kernel of ours makes one of these calls, which are all that `nodes` are."""
+    if not calls:
         raise refusal(None, "nothing is computed")
-    calls = [task for task in tasks if isinstance(task, Call)]
-    if len(calls) == len(tasks) and not makers_of(graph, calls):
-        done = dict.fromkeys(n.op.removeprefix("aten.") for n in left)
-        what = " and ".join(done)
-        number_words = "one call" if len(left) == 1 else f"{len(left)} calls"
-        raise NothingToGenerate(
-            f"nothing to generate: the forward is {number_words} of PyTorch's {what}"
-        )
-    operands = map(graph.value, dict.fromkeys(name for call in calls for name in call.reads))
-    filled = [v for v in operands if isinstance(v, Node) and v.op == "full"]
-    zeros = {node.name: (node.shape, node.dtype) for node in filled}
-    return Stages(tuple(tasks), outputs, updates, counters, between, images, zeros)
+    if makers_of(graph, calls):
+        return
+    what = " and ".join(dict.fromkeys(n.op.removeprefix("aten.") for n in nodes))
+    number_words = "one call" if len(nodes) == 1 else f"{len(nodes)} calls"
+    raise NothingToGenerate(
+        f"nothing to generate: the forward is {number_words} of PyTorch's {what}"
+    )
 
 
 def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call]:
@@ -197,12 +225,17 @@ def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call
     return [*found, call_of(graph, node)]
 
 
-def _memory_of(graph: Graph, nodes: Sequence[Node], results: Mapping[str, str]) -> dict[str, str]:
-    """Return the dtypes in memory of whole numbers and truths that calls make or read, by name.
+def _memory_of(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> dict[str, str]:
+    """Return the dtypes in memory of results, by name, and of what calls make or read.
 
-    Those of results are given; what nests alone read between them is stored as floats.
+    Whole numbers and truths that nests alone read between them are stored as floats.
     """
-    found = dict(results)
+    found: dict[str, str] = {}
+    for name, real in zip(graph.outputs, outputs, strict=True):
+        dtype = graph.value(name).dtype
+        if found.setdefault(real, dtype) != dtype:
+            node = next(n for n in graph.nodes if n.name == real)
+            raise refusal(node, f"{real} is returned as {found[real]} and as {dtype}")
     for node in nodes:
         if is_call(node):
             found.setdefault(node.name, node.dtype)
@@ -313,15 +346,6 @@ def _computed_again(
 
     wanted = [name for n in left if n.name in later and n.op != "tap" for name in needed(n)]
     return set(in_order(wanted, lambda name: needed(own[name])))
-
-
-def _live(graph: Graph, nodes: list[Node], wanted: set[str]) -> list[Node]:
-    def read(name: str) -> list[str]:
-        value = graph.value(name)
-        return [real_name(graph, r) for r in value.refs] if isinstance(value, Node) else []
-
-    found = {*in_order([*wanted], read)}
-    return [n for n in nodes if n.name in found]
 
 
 def _stored_or_read(graph: Graph, nodes: list[Node], results: set[str]) -> list[Node]:
