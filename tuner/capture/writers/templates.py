@@ -161,39 +161,10 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
         op: the operator's name.
     """
     stages = parts[0].stages
-    nests = [nest for part in parts for nest in part.stages.nests]
-    (_, others), *second = groups_of(stages.nests).items()  # which have parameters of their own
-    others = [*others, *(nest for part in parts[1:] for nest in part.stages.nests)]
-    splits = any(is_split(nest) for nest in nests)
     texts: list[str] = []
     found = [_cpp_steps(part, op, texts) for part in parts]
-    steps, large = found[0][0], any(is_large for _, is_large in found)
-    is_wide = main_of(stages).is_wide
-    bits = 64 if is_wide else 32
-    widths = [128 // bits, 256 // bits, 512 // bits]
-    dtypes = {t.dtype for n in nests for t in n.arguments}
-    dtypes |= {o.dtype for n in nests for o in n.outputs}
-    parameters = [
-        '  width: {about: "numbers in a vector", '
-        f'default: {{expr: "device.simd_bits // {bits}"}}, values: {widths}}}',
-        *parameters_of(others),
-        '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
-        "values: [0]}",
-        '  stream_output: {about: "write outputs past the caches, where the machine can", '
-        "default: false, values: [false, true]}",
-    ]
-    if large:
-        parameters.append(
-            '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
-            'every call", default: true, values: [true, false]}'
-        )
-    for suffix, own in second:
-        parameters += [declared(line, own[0], suffix) for line in parameters_of(own)]
-    if splits:
-        parameters.append(
-            '  piece: {about: "columns of a long row that one thread takes at a time", '
-            "default: 65536, values: [16384, 65536, 262144]}"
-        )
+    has_large = any(is_large for _, is_large in found)
+    bits = _bits_of(stages)
     workspace = [line for part in parts for line in between_of(part.stages, part.names)]
     head = [
         "---",
@@ -204,45 +175,106 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
         f'  - {{expr: "{bits} * width <= device.simd_bits", why: "a vector is no wider than this '
         "machine's registers\"}",
         "parameters:",
-        *parameters,
+        *_cpp_parameters(parts, has_large),
         *(["workspace:", *workspace] if workspace else []),
         "steps:",
-        *steps,
+        *found[0][0],
         *further_calls(parts, [own for own, _ in found]).splitlines(),
         "optimisations:",
         f'  - {{text: "{work_of(stages)} in loops over rows: hardly anything is stored between"}}',
         '  - {text: "outputs are written past the caches", when: "stream_output"}',
         "---",
+        *_cpp_includes(parts),
+        *(_huge_pages_function(op) if has_large else []),
+        *_cpp_constants(parts),
+    ]
+    return "\n".join([*head, "", "", "\n\n".join(texts)])
+
+
+def _bits_of(stages: Stages) -> int:
+    """Return how many bits a number in a vector has."""
+    return 64 if main_of(stages).is_wide else 32
+
+
+def _nests_of(parts: Sequence[Part]) -> list[Nest]:
+    return [nest for part in parts for nest in part.stages.nests]
+
+
+def _cpp_parameters(parts: Sequence[Part], has_large: bool) -> list[str]:
+    """Return the lines of a head's parameters; `has_large`: whether pages may be huge."""
+    (_, own), *second = groups_of(parts[0].stages.nests).items()
+    bits = _bits_of(parts[0].stages)
+    widths = [128 // bits, 256 // bits, 512 // bits]
+    lines = [
+        '  width: {about: "numbers in a vector", '
+        f'default: {{expr: "device.simd_bits // {bits}"}}, values: {widths}}}',
+        *parameters_of([*own, *_nests_of(parts[1:])]),
+        '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
+        "values: [0]}",
+        '  stream_output: {about: "write outputs past the caches, where the machine can", '
+        "default: false, values: [false, true]}",
+    ]
+    if has_large:
+        lines.append(
+            '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
+            'every call", default: true, values: [true, false]}'
+        )
+    for suffix, nests in second:  # which have parameters of their own
+        lines += [declared(line, nests[0], suffix) for line in parameters_of(nests)]
+    if any(map(is_split, _nests_of(parts))):
+        lines.append(
+            '  piece: {about: "columns of a long row that one thread takes at a time", '
+            "default: 65536, values: [16384, 65536, 262144]}"
+        )
+    return lines
+
+
+def _cpp_includes(parts: Sequence[Part]) -> list[str]:
+    """Return the lines by which a text has the headers that its loops need."""
+    nests = _nests_of(parts)
+    dtypes = {t.dtype for n in nests for t in n.arguments}
+    dtypes |= {o.dtype for n in nests for o in n.outputs}
+    is_wide = main_of(parts[0].stages).is_wide
+    lines = [
         *(f"#include <{name}>" for name in _HEADERS),
         "",
         *([_WIDE_VECTORS] if is_wide else _VECTORS),
         '{% include "_lib/cpu_rows.hpp" %}',
     ]
     if dtypes & HALVES or any(_rounds(part.stages) for part in parts):
-        head.append('{% include "_lib/cpu_halves.hpp" %}')
+        lines.append('{% include "_lib/cpu_halves.hpp" %}')
     if any(nest.scans for nest in nests):
-        head.append('{% include "_lib/cpu_scans.hpp" %}')
+        lines.append('{% include "_lib/cpu_scans.hpp" %}')
     if any(nest.taps for nest in nests):
-        head.append('{% include "_lib/cpu_windows.hpp" %}')
-    if large:
-        head += [
-            "{% if huge_pages %}",
-            '{% include "_lib/cpu_huge_pages.hpp" %}',
-            f'extern "C" const char* fused_{op}_huge_pages(void* made, int64_t rows, '
-            "int64_t cols, int64_t num_bytes) {",
-            "  pages::prefer_huge(made, rows * cols * num_bytes);",
-            "  return nullptr;",
-            "}",
-            "{% endif %}",
-        ]
-    head += [
+        lines.append('{% include "_lib/cpu_windows.hpp" %}')
+    return lines
+
+
+def _huge_pages_function(op: str) -> list[str]:
+    """Return the lines of the function that asks for huge pages, where these are wanted."""
+    return [
+        "{% if huge_pages %}",
+        '{% include "_lib/cpu_huge_pages.hpp" %}',
+        f'extern "C" const char* fused_{op}_huge_pages(void* made, int64_t rows, '
+        "int64_t cols, int64_t num_bytes) {",
+        "  pages::prefer_huge(made, rows * cols * num_bytes);",
+        "  return nullptr;",
+        "}",
+        "{% endif %}",
+    ]
+
+
+def _cpp_constants(parts: Sequence[Part]) -> list[str]:
+    """Return the lines that give the loops their parameters."""
+    _, *second = groups_of(parts[0].stages.nests)
+    lines = [
         "constexpr int64_t kThreads = {{ max_threads }};",
         "constexpr int kUnroll = {{ unroll }};",
-        *(f"constexpr int kUnroll{suffix} = {{{{ unroll{suffix} }}}};" for suffix, _ in second),
+        *(f"constexpr int kUnroll{suffix} = {{{{ unroll{suffix} }}}};" for suffix in second),
     ]
-    if splits:
-        head.append("constexpr int64_t kSplit = {{ piece }};")
-    return "\n".join([*head, "", "", "\n\n".join(texts)])
+    if any(map(is_split, _nests_of(parts))):
+        lines.append("constexpr int64_t kSplit = {{ piece }};")
+    return lines
 
 
 _WIDE_VECTORS = '{% include "_lib/cpu_doubles.hpp" %}\n'
