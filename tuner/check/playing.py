@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.arguments import draw_output_gradients
@@ -60,110 +61,174 @@ def played(
     single call may use up the tensors of which `own` has the `id`. Each call of the module is made
     inside `around()`, and no backward is.
     """
-    import torch
-
-    answers: dict[str, torch.Tensor] = {}
-    kinds: list[tuple[str, ...]] = []
     keys = tuple(keys_of(model))
-    values: list[Any] = []
-    outputs: tuple[torch.Tensor, ...] = ()
-    operations: list[str] = []
-    aliases: list[str] = []
-    earlier: list[tuple[Any, ...]] = []
-    leaves: list[dict[str, torch.Tensor]] = []
-    arguments_of_calls: list[list[Any]] = []
-    said: list[str] = []  # of gradients
-    history = History(model, script, tensors, is_exact)
-    second = copied(model) if script.at_once == "two modules" else None
-
-    def refused(error: Exception, stage: str) -> tuple[Report, dict[str, torch.Tensor]]:
-        return Report(error=str(error), stage=stage, keys=keys), {}
-
-    def differentiate(k: int, call: int) -> None:
-        edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
-        if any(y.requires_grad for y in earlier[call]):
-            with recorded(operations, script.traces):
-                grads = differentiated(script, leaves[call], earlier[call], tensors, k, said)
-            answers.update(grads)
-
-    def answered(called: Any, values: list[Any], call: int) -> Any:
-        if script.mapped:
-            with problem.explained("torch.func.vmap of Model.forward"):
-                return mapped(history.model, values, script.mapped, tensors)
-        if not script.is_forward:
-            return problem.result_of(called, values)
-        of_weights = script.gradients == "forward weights"
-        called = history.model if of_weights else called
-        result, tangents = with_tangents(
-            problem.result_of, called, values, tensors, call, of_weights
-        )
-        answers.update(tangents)
-        return result
-
+    play = _Play(problem, model, script, tensors, probe, is_exact, is_laid, own, around)
     try:
-        with torch.set_grad_enabled(script.has_backward):
-            history.serve_mild(problem.result_of)
-    except ProblemError as error:
-        return refused(error, "call 1")
-    for call in range(script.calls):
-        if call and second is not None:
-            history.model = second
+        play.call_all()
+        play.finish()
+    except _Refused as refused:
+        return Report(error=str(refused), stage=refused.stage, keys=keys), {}
+    return play.report(), play.answers
+
+
+class _Refused(Exception):
+    """The reference raised at a stage of the script."""
+
+    def __init__(self, error: Exception, stage: str) -> None:
+        super().__init__(str(error))
+        self.stage = stage
+
+
+@dataclass(slots=True)
+class _Play:
+    """A script in the course of being played; what is given is as for `played`."""
+
+    problem: Problem
+    model: torch.nn.Module  # as it is given; `history` has the one that is called
+    script: Script
+    tensors: dict[str, torch.Tensor]
+    probe: Probe
+    is_exact: bool
+    is_laid: bool
+    own: frozenset[int]
+    around: Callable[[], contextlib.AbstractContextManager[Any]]
+    history: History = field(init=False)
+    second: torch.nn.Module | None = field(init=False)  # for the calls behind the first
+    answers: dict[str, torch.Tensor] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
+    kinds: list[tuple[str, ...]] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    aliases: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)  # of gradients
+    # Of each call.
+    arguments: list[list[Any]] = field(default_factory=list)
+    outputs: list[tuple[Any, ...]] = field(default_factory=list)
+    leaves: list[dict[str, torch.Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.history = History(self.model, self.script, self.tensors, self.is_exact)
+        self.second = copied(self.model) if self.script.at_once == "two modules" else None
+
+    def call_all(self) -> None:
+        """Make the calls, and those backwards that follow each at once."""
+        import torch
+
+        try:
+            with torch.set_grad_enabled(self.script.has_backward):
+                self.history.serve_mild(self.problem.result_of)
+        except ProblemError as error:
+            raise _Refused(error, "call 1") from error
+        for call in range(self.script.calls):
+            self._call(call)
+            if self.script.backward_at_once:
+                try:
+                    self._differentiate(call, call)
+                except RuntimeError as error:
+                    raise _Refused(error, "gradients") from error
+
+    def _call(self, call: int) -> None:
+        """Make one call, and note what it gives."""
+        import torch
+
+        script, history = self.script, self.history
+        if call and self.second is not None:
+            history.model = self.second
         called = history.prepare(call)
-        values = arguments_of(script, tensors, call)
-        if script.calls > 1 or not own.issuperset(map(id, values)):
-            values = [laid_out(value, "contiguous") for value in values]
-        if is_laid:
-            values = laid_out_where(values, script)
-        if script.gradients == "all":
-            values = [_as_leaf(x) if script.wants(call, i) else x for i, x in enumerate(values)]
-        if script.layout == "same":
-            values = one_object(values)
+        values = self._arguments(call)
         with torch.set_grad_enabled(script.has_backward):
             try:
                 for _ in range(script.more_calls if call == 1 else 0):
-                    problem.result_of(called, values)
-                with recorded(operations, script.traces), mode_of(script, is_exact), around():
-                    result = answered(called, values, call)
+                    self.problem.result_of(called, values)
+                with (
+                    recorded(self.operations, script.traces),
+                    mode_of(script, self.is_exact),
+                    self.around(),
+                ):
+                    result = self._result(called, values, call)
             except ProblemError as error:
-                return refused(error, f"call {call + 1}")
-            kinds.append(kinds_of(result))
+                raise _Refused(error, f"call {call + 1}") from error
+            self.kinds.append(kinds_of(result))
         outputs = outputs_of(result)
-        arguments_of_calls.append(values)
-        leaves.append(leaves_of(history.model, values) if script.has_backward else {})
-        aliases += aliases_of(history.model, values, earlier, outputs)
-        earlier.append(outputs)
-        answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
+        self.arguments.append(values)
+        self.leaves.append(leaves_of(history.model, values) if script.has_backward else {})
+        self.aliases += aliases_of(history.model, values, self.outputs, outputs)
+        self.outputs.append(outputs)
+        self.answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
         if script.has_backward:
-            draw_output_gradients(outputs, tensors, probe)
-        if script.backward_at_once:
-            try:
-                differentiate(call, call)
-            except RuntimeError as error:
-                return refused(error, "gradients")
-    answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
-    checksums = {} if is_exact else checksums_of(history.model, values)  # nobody's in float64
-    try:
-        if script.accumulates:
-            grads = accumulated(leaves, earlier, tensors, script.first_place, said)
-            answers.update((f"grad0.{name}", grad) for name, grad in grads.items())
-        else:
-            for k, call in enumerate(script.backward):
-                differentiate(k, call)
-    except RuntimeError as error:
-        return refused(error, "gradients")
-    if script.drops and not is_exact and stays(history.model, values):
-        said.append(STAYS)
-    report = Report(
-        keys=tuple(keys_of(history.model)),
-        kinds=tuple(kinds),
-        aliases=tuple(aliases),
-        checksums=checksums,
-        operations=tuple(operations),
-        refusals=tuple(history.refusals),
-        loads=tuple(history.loads),
-        changes=(*history.changes, *said),
-    )
-    return report, answers
+            draw_output_gradients(outputs, self.tensors, self.probe)
+
+    def _arguments(self, call: int) -> list[Any]:
+        """Return what a call is given."""
+        script = self.script
+        values = arguments_of(script, self.tensors, call)
+        if script.calls > 1 or not self.own.issuperset(map(id, values)):
+            values = [laid_out(value, "contiguous") for value in values]
+        if self.is_laid:
+            values = laid_out_where(values, script)
+        if script.gradients == "all":
+            values = [_as_leaf(x) if script.wants(call, i) else x for i, x in enumerate(values)]
+        return one_object(values) if script.layout == "same" else values
+
+    def _result(self, called: Any, values: list[Any], call: int) -> Any:
+        """Return what a call returns: mapped, or with its tangents, where the script says so."""
+        script, problem, model = self.script, self.problem, self.history.model
+        if script.mapped:
+            with problem.explained("torch.func.vmap of Model.forward"):
+                return mapped(model, values, script.mapped, self.tensors)
+        if not script.is_forward:
+            return problem.result_of(called, values)
+        of_weights = script.gradients == "forward weights"
+        called = model if of_weights else called
+        result, tangents = with_tangents(
+            problem.result_of, called, values, self.tensors, call, of_weights
+        )
+        self.answers.update(tangents)
+        return result
+
+    def _differentiate(self, k: int, call: int) -> None:
+        """Take the gradients of a call, which are the script's `k`-th."""
+        script, outputs = self.script, self.outputs[call]
+        edit_before_backward(script.edits, self.arguments[call], outputs, self.history.model)
+        if any(y.requires_grad for y in outputs):
+            with recorded(self.operations, script.traces):
+                grads = differentiated(
+                    script, self.leaves[call], outputs, self.tensors, k, self.said
+                )
+            self.answers.update(grads)
+
+    def finish(self) -> None:
+        """Note what the calls left in the module, and take the gradients behind all of them."""
+        script, model, answers = self.script, self.history.model, self.answers
+        values = self.arguments[-1] if self.arguments else []
+        answers.update((f"buffer.{n}", b.detach().clone()) for n, b in model.named_buffers())
+        if not self.is_exact:  # nobody's in float64
+            self.checksums = checksums_of(model, values)
+        try:
+            if script.accumulates:
+                leaves, outputs, place = self.leaves, self.outputs, script.first_place
+                grads = accumulated(leaves, outputs, self.tensors, place, self.said)
+                answers.update((f"grad0.{name}", grad) for name, grad in grads.items())
+            else:
+                for k, call in enumerate(script.backward):
+                    self._differentiate(k, call)
+        except RuntimeError as error:
+            raise _Refused(error, "gradients") from error
+        if script.drops and not self.is_exact and stays(model, values):
+            self.said.append(STAYS)
+
+    def report(self) -> Report:
+        """Return what the judge saw of it, beside the answers."""
+        history = self.history
+        return Report(
+            keys=tuple(keys_of(history.model)),
+            kinds=tuple(self.kinds),
+            aliases=tuple(self.aliases),
+            checksums=self.checksums,
+            operations=tuple(self.operations),
+            refusals=tuple(history.refusals),
+            loads=tuple(history.loads),
+            changes=(*history.changes, *self.said),
+        )
 
 
 def _as_leaf(value: Any) -> Any:
