@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.arguments import draw_tangents, inputs_of_calls
 from tuner.check.compare import SMALL_BATCH, Error, errors_of, repeats
 from tuner.check.crossing import Action, Question, Report, Script
-from tuner.check.exercise import recorded
 from tuner.check.gradients import OUTPUT_FACTORS
 from tuner.check.kinks import Replay
 from tuner.check.noise import is_noisy, noise
@@ -19,8 +18,20 @@ from tuner.check.parts import copied
 from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
-from tuner.check.refusals import fewer_rows, is_odd, lies_otherwise, refuses_layout, tamer
-from tuner.check.undecided import disputed_in, is_near_overflow, of_order, undefined
+from tuner.check.refusals import (
+    fewer_rows,
+    is_odd,
+    lies_otherwise,
+    milder_than,
+    refuses_layout,
+)
+from tuner.check.undecided import (
+    depends_on_order,
+    disputed_in,
+    is_near_overflow,
+    of_order,
+    undefined,
+)
 from tuner.check.wide_convolutions import exact_convolutions
 from tuner.errors import ProblemError, says_no_memory
 from tuner.machine import gpu_memory
@@ -34,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "expected", "rows_of"]
 
-MULTIPLYING = frozenset({"aten.prod", "aten.cumprod"})  # many numbers, each with all others
 NOTHING = 1e-12  # what float64 leaves of sums that cancel
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
@@ -89,93 +99,168 @@ def expected(
         ProblemError: the reference fails in itself, or its answer cannot be judged.
     """
     accuracy.require_on(device)
-    known = {} if models is None else models
-    model, tensors = weighted_model(problem, probe, device, known)
-    fewer = fewer_rows(problem, probe, model, device) if probe.is_tall else None
-    if fewer is not None:
-        less = dataclasses.replace(probe, is_tall=False, batch=fewer)
-        return expected(problem, less, accuracy, device, models=known)
-    arguments = inputs_of_calls(problem, probe, device, model)
-    script = script_of(problem, probe, arguments, tensors, known, device)
-    if script.is_forward:
-        draw_tangents(arguments, tensors, probe, model)
-    wide = copied(model).double()
-    others = [(way, around, copied(model)) for way, around in _other_ways(probe, script, device)]
-    start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
-    with math_mode(accuracy):
-        report, baseline = played(problem, model, script, tensors, probe)
-    if says_no_memory(report.error):  # the judge's own: with fewer rows it can tell
-        raise ProblemError(report.error)
-    num_rows = rows_of(arguments[0])
-    if report.stage == "gradients" and probe.edits:
-        return _without_edits(problem, probe, accuracy, device, known)
-    has_none = report.stage == "gradients" and is_odd(probe)  # as LayerNorm of no rows, on a GPU
-    if has_none or (report.error and script.is_forward):  # not all operations have that mode
-        plain = dataclasses.replace(probe, gradients="")
-        return expected(problem, plain, accuracy, device, models=known)
-    if report.error and probe.mapped:  # what looks at values, or edits buffers, cannot be
-        return expected(
-            problem, dataclasses.replace(probe, mapped=""), accuracy, device, models=known
-        )
-    if report.error and probe.mode == "cumulative":  # its own `momentum` has to be a number
-        plain = dataclasses.replace(probe, mode="train")
-        return expected(problem, plain, accuracy, device, models=known)
-    tame = tamer(probe) if report.error else None
-    if tame is not None:
-        return expected(problem, tame, accuracy, device, models=known)
-    if report.error and not is_odd(probe):
-        raise ProblemError(report.error)
-    if report.error:
-        return _beyond_reference(problem, probe, wide, Question(script, tensors), report, num_rows)
-    if probe.is_random:  # its numbers are chance, the candidate's as well
-        return Expected(probe, Question(script, tensors), num_rows, {}, {}, report)
-    sizes = tuple(t.numel() * t.element_size() for n, t in baseline.items() if n[:5] == "call0")
-    script = dataclasses.replace(script, output_bytes=sizes)
-    wide_tensors = {name: widened(value) for name, value in tensors.items()}
-    own = frozenset(id(t) for n, t in wide_tensors.items() if t is not tensors[n])
-    with exact_convolutions():
-        wide_report, oracle = played(
-            problem, wide, script, wide_tensors, probe, is_exact=True, own=own
-        )
-    if wide_report.error:
-        raise _without_float64(problem, model, wide_report.error)
-    if probe.distribution == "vast" and any(
-        is_near_overflow(t, oracle[n]) for n, t in baseline.items()
-    ):
-        smaller = dataclasses.replace(probe, distribution="vast_terms")
-        return expected(problem, smaller, accuracy, device, models=known)
-    of_place = undefined if probe.has_zeros else None
-    if _depends_on_order(problem, model, arguments[0], (baseline, oracle), known):
-        of_place = of_order
-    del wide, wide_tensors  # with gradients, four times the bytes of the weights
-    if of_place is None:
-        unjudged = disputed_in(baseline, oracle)
-    else:
+    return _Reference(problem, accuracy, device, {} if models is None else models).expected(probe)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """The reference that probes are put to; `known` is the dict of a check's models."""
+
+    problem: Problem
+    accuracy: Accuracy
+    device: str | torch.device
+    known: dict[Any, Any]
+
+    def expected(self, probe: Probe) -> Expected:
+        """Put a probe to it; where it cannot be judged by that, a milder one."""
+        while True:
+            found = self._asked(probe)
+            if isinstance(found, Expected):
+                return found
+            probe = found
+
+    def _asked(self, probe: Probe) -> Expected | Probe:
+        """Return what is expected, or the probe that is asked instead."""
+        problem, device, known = self.problem, self.device, self.known
+        model, tensors = weighted_model(problem, probe, device, known)
+        fewer = fewer_rows(problem, probe, model, device) if probe.is_tall else None
+        if fewer is not None:
+            return dataclasses.replace(probe, is_tall=False, batch=fewer)
+        arguments = inputs_of_calls(problem, probe, device, model)
+        script = script_of(problem, probe, arguments, tensors, known, device)
+        if script.is_forward:
+            draw_tangents(arguments, tensors, probe, model)
+        wide = copied(model).double()
+        ways = [(way, around, copied(model)) for way, around in _other_ways(probe, script, device)]
+        start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
+        with math_mode(self.accuracy):
+            report, baseline = played(problem, model, script, tensors, probe)
+        if says_no_memory(report.error):  # the judge's own: with fewer rows it can tell
+            raise ProblemError(report.error)
+        num_rows = rows_of(arguments[0])
+        if report.stage == "gradients" and probe.edits:
+            return self._without_edits(probe)
+        milder = milder_than(probe, script, report)
+        if milder is not None:
+            return milder
+        question = Question(script, tensors)
+        if report.error and not is_odd(probe):
+            raise ProblemError(report.error)
+        if report.error:
+            return _beyond_reference(problem, probe, wide, question, report, num_rows)
+        if probe.is_random:  # its numbers are chance, the candidate's as well
+            return Expected(probe, question, num_rows, {}, {}, report)
+        sizes = [t.numel() * t.element_size() for n, t in baseline.items() if n[:5] == "call0"]
+        script = dataclasses.replace(script, output_bytes=tuple(sizes))
+        own = _Answer(probe, script, tensors, arguments[0], num_rows, model, report, baseline)
+        oracle = self._oracle(own, wide)
+        del wide  # with gradients, four times the bytes of the weights
+        if probe.distribution == "vast" and any(
+            is_near_overflow(t, oracle[n]) for n, t in baseline.items()
+        ):
+            return dataclasses.replace(probe, distribution="vast_terms")
+        return self._judged_by(own, oracle, start, ways)
+
+    def _oracle(self, own: _Answer, wide: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return the answer in float64."""
+        tensors = {name: widened(value) for name, value in own.tensors.items()}
+        used_up = frozenset(id(t) for n, t in tensors.items() if t is not own.tensors[n])
+        with exact_convolutions():
+            report, oracle = played(
+                self.problem, wide, own.script, tensors, own.probe, is_exact=True, own=used_up
+            )
+        if report.error:
+            raise _without_float64(self.problem, own.model, report.error)
+        return oracle
+
+    def _judged_by(
+        self,
+        own: _Answer,
+        oracle: dict[str, torch.Tensor],
+        start: dict[str, torch.Tensor],
+        ways: Sequence[tuple[Script, contextlib.AbstractContextManager[Any], torch.nn.Module]],
+    ) -> Expected:
+        """Return what is expected, by PyTorch's own answer and the oracle.
+
+        `ways` are PyTorch's others to the answer, each with a module of its own.
+        """
+        problem, probe, baseline = self.problem, own.probe, own.baseline
+        unjudged = self._unjudged(own, oracle)
+        errors = errors_of(baseline, oracle, unjudged, self.accuracy)
+        errors = _beside_something(problem, probe, errors, own.values, self.known)
+        _require_stable(problem, probe, errors)
+        dtypes = {name: t.dtype for name, t in baseline.items()}
+        is_repeated = not probe.wants_same_bits or repeats(baseline, oracle)
+        baseline.clear()
+        for way, around, again in ways:
+            with math_mode(self.accuracy), around:
+                _, moved = played(problem, again, way, own.tensors, probe, is_laid=True)
+            moved = {name: tensor for name, tensor in moved.items() if name in errors}
+            for name, error in errors_of(moved, oracle, unjudged, self.accuracy).items():
+                errors[name] = _larger(errors[name], error)
+        momenta = {f"{n}." if n else "": m for n, m in _momenta(own.model).items()}
+        gpu_memory.free_unused(self.device)  # float64 temporaries
+        return Expected(
+            probe, Question(own.script, own.tensors), own.num_rows, oracle, errors, own.report,
+            unjudged, momenta, start, dtypes, repeats=is_repeated,
+            drawn=self.known["drawn"] if own.script.own_seed is not None else 0,
+            may_refuse=refuses_layout(problem, own.model, probe, own.values),
+            replay=Replay(
+                problem, probe, own.script, own.tensors, self.accuracy, self.device, self.known
+            ),
+        )  # fmt: skip
+
+    def _unjudged(self, own: _Answer, oracle: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the elements of answers that are not judged, as masks."""
+        baseline = own.baseline
+        of_place = undefined if own.probe.has_zeros else None
+        answers = baseline, oracle
+        if depends_on_order(self.problem, own.model, own.values, answers, self.known):
+            of_place = of_order
+        if of_place is None:
+            return disputed_in(baseline, oracle)
         masks = {n: of_place(t, oracle[n]) for n, t in baseline.items()}
-        unjudged = {n: mask for n, mask in masks.items() if mask is not None}
-    errors = errors_of(baseline, oracle, unjudged, accuracy)
-    errors = _beside_something(problem, probe, errors, arguments[0], known)
-    _require_stable(problem, probe, errors)
-    dtypes = {name: t.dtype for name, t in baseline.items()}
-    is_repeated = not probe.wants_same_bits or repeats(baseline, oracle)
-    baseline.clear()
-    for way, around, again in others:
-        with math_mode(accuracy), around:
-            _, moved = played(problem, again, way, tensors, probe, is_laid=True)
-        moved = {name: tensor for name, tensor in moved.items() if name in errors}
-        for name, error in errors_of(moved, oracle, unjudged, accuracy).items():
-            most = max(errors[name].max_abs, error.max_abs)
-            rms = max(errors[name].rms_abs, error.rms_abs)
-            errors[name] = dataclasses.replace(errors[name], max_abs=most, rms_abs=rms)
-    momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
-    gpu_memory.free_unused(device)  # float64 temporaries
-    return Expected(
-        probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
-        start, dtypes, repeats=is_repeated,
-        drawn=known["drawn"] if script.own_seed is not None else 0,
-        may_refuse=refuses_layout(problem, model, probe, arguments[0]),
-        replay=Replay(problem, probe, script, tensors, accuracy, device, known),
-    )  # fmt: skip
+        return {n: mask for n, mask in masks.items() if mask is not None}
+
+    def _without_edits(self, probe: Probe) -> Expected:
+        """Return what is expected where the reference refuses a backward after an edit.
+
+        The candidate must refuse it as well, or give the gradients of the values as they were.
+        """
+        found = self.expected(dataclasses.replace(probe, edits=""))
+        script = dataclasses.replace(found.question.script, edits=probe.edits)
+        question = Question(script, found.question.tensors)
+        # An edited output passes its gradient on by that factor, where nothing was kept of it.
+        factor = OUTPUT_FACTORS.get(probe.edits, 1.0)
+        oracle = {n: t * factor if n.startswith("grad") else t for n, t in found.oracle.items()}
+        replay = found.replay and dataclasses.replace(found.replay, factor=factor)
+        return dataclasses.replace(
+            found, probe=probe, question=question, oracle=oracle, may_refuse_backward=True,
+            replay=replay,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the reference itself answers a probe with, in its own arithmetic.
+
+    `values` are the arguments of the first call.
+    """
+
+    probe: Probe
+    script: Script
+    tensors: dict[str, torch.Tensor]
+    values: Sequence[Any]
+    num_rows: int
+    model: torch.nn.Module
+    report: Report
+    baseline: dict[str, torch.Tensor]
+
+
+def _larger(one: Error, other: Error) -> Error:
+    """Return an error as large as both."""
+    most, rms = max(one.max_abs, other.max_abs), max(one.rms_abs, other.rms_abs)
+    return dataclasses.replace(one, max_abs=most, rms_abs=rms)
 
 
 def _without_float64(problem: Problem, model: torch.nn.Module, said: str) -> ProblemError:
@@ -193,42 +278,6 @@ def _without_float64(problem: Problem, model: torch.nn.Module, said: str) -> Pro
         "too: give the tensors that it makes the type of those that they meet, as by "
         "torch.zeros(..., dtype=x.dtype)"
     )
-
-
-def _depends_on_order(
-    problem: Problem,
-    model: torch.nn.Module,
-    values: Sequence[Any],
-    answers: Sequence[Mapping[str, torch.Tensor]],
-    known: dict[Any, Any],
-) -> bool:
-    """Whether answers have NaN or Inf about which the order of products may decide.
-
-    A scan by blocks has an order of its own. A NaN of the inputs comes through in any order.
-    """
-    import torch
-
-    if not _multiplies(problem, model, values, known):  # as nearly all: no number is looked at
-        return False
-    made = [y for answer in answers for y in answer.values() if y.is_floating_point()]
-    given = [x for x in (*values, *model.parameters()) if isinstance(x, torch.Tensor)]
-    is_finite = all(bool(torch.isfinite(y).all()) for y in made)
-    return not is_finite and not any(bool(torch.isnan(x).any()) for x in given)
-
-
-def _multiplies(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
-) -> bool:
-    """Whether a module multiplies many numbers, each with all others; `known` keeps the answer."""
-    import torch
-
-    if "multiplies" not in known:
-        operations: list[str] = []
-        with contextlib.suppress(ProblemError), torch.no_grad(), recorded(operations):
-            problem.call(copied(model), values)
-            known["multiplies"] = not MULTIPLYING.isdisjoint(operations)
-    multiplies: bool = known.get("multiplies", False)
-    return multiplies
 
 
 def _other_ways(
@@ -251,27 +300,6 @@ def _other_ways(
         )
         ways.append((dataclasses.replace(script, before=before), contextlib.nullcontext()))
     return ways
-
-
-def _without_edits(
-    problem: Problem, probe: Probe, accuracy: Accuracy, device: Any, models: dict[Any, Any]
-) -> Expected:
-    """Return what is expected where the reference refuses a backward after an edit.
-
-    The candidate must refuse it as well, or give the gradients of the values as they were.
-    """
-    plain = dataclasses.replace(probe, edits="")
-    found = expected(problem, plain, accuracy, device, models=models)
-    script = dataclasses.replace(found.question.script, edits=probe.edits)
-    question = Question(script, found.question.tensors)
-    # An edited output passes its gradient on by that factor, where nothing was kept of it.
-    factor = OUTPUT_FACTORS.get(probe.edits, 1.0)
-    oracle = {n: t * factor if n.startswith("grad") else t for n, t in found.oracle.items()}
-    replay = found.replay and dataclasses.replace(found.replay, factor=factor)
-    return dataclasses.replace(
-        found, probe=probe, question=question, oracle=oracle, may_refuse_backward=True,
-        replay=replay,
-    )  # fmt: skip
 
 
 def _beyond_reference(

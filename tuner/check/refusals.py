@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.check.batches import FEW_ROWS, Extent
-from tuner.check.crossing import Action, Layout, Script
+from tuner.check.crossing import Action, Layout, Report, Script
 from tuner.check.exercise import num_elements
 from tuner.check.layouts import laid_out_where
 from tuner.check.parts import copied
@@ -27,6 +27,7 @@ __all__ = [
     "fewer_rows",
     "is_odd",
     "lies_otherwise",
+    "milder_than",
     "refuses_layout",
     "tamer",
     "unread",
@@ -135,6 +136,20 @@ def fewer_rows(problem: Problem, probe: Probe, model: torch.nn.Module, device: A
         if many * asked <= MOST_ELEMENTS:
             return None
     return min(FEWER_ROWS, extent.most_rows)
+
+
+def milder_than(probe: Probe, script: Script, report: Report) -> Probe | None:
+    """Return what is asked where the reference refuses a probe that others may take, else None."""
+    has_none = report.stage == "gradients" and is_odd(probe)  # as LayerNorm of no rows, on a GPU
+    if has_none or (report.error and script.is_forward):  # not all operations have that mode
+        return dataclasses.replace(probe, gradients="")
+    if not report.error:
+        return None
+    if probe.mapped:  # what looks at values, or edits buffers, cannot be
+        return dataclasses.replace(probe, mapped="")
+    if probe.mode == "cumulative":  # its own `momentum` has to be a number
+        return dataclasses.replace(probe, mode="train")
+    return tamer(probe)
 
 
 def tamer(probe: Probe) -> Probe | None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tuner.check.exercise import read_at_once
+from tuner.check.exercise import read_at_once, recorded
+from tuner.check.parts import copied
+from tuner.errors import ProblemError
+from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["disputed_in", "is_near_overflow", "of_order", "undefined"]
+__all__ = ["depends_on_order", "disputed_in", "is_near_overflow", "of_order", "undefined"]
+
+
+MULTIPLYING = frozenset({"aten.prod", "aten.cumprod"})  # many numbers, each with all others
 
 
 def disputed_in(
@@ -105,3 +112,39 @@ def of_order(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
     if mask is None or not got.is_floating_point():
         return mask
     return mask | (want == 0) | (want.abs() > math.sqrt(torch.finfo(got.dtype).max))
+
+
+def depends_on_order(
+    problem: Problem,
+    model: torch.nn.Module,
+    values: Sequence[Any],
+    answers: Sequence[Mapping[str, torch.Tensor]],
+    known: dict[Any, Any],
+) -> bool:
+    """Whether answers have NaN or Inf about which the order of products may decide.
+
+    A scan by blocks has an order of its own. A NaN of the inputs comes through in any order.
+    """
+    import torch
+
+    if not _multiplies(problem, model, values, known):  # as nearly all: no number is looked at
+        return False
+    made = [y for answer in answers for y in answer.values() if y.is_floating_point()]
+    given = [x for x in (*values, *model.parameters()) if isinstance(x, torch.Tensor)]
+    is_finite = all(bool(torch.isfinite(y).all()) for y in made)
+    return not is_finite and not any(bool(torch.isnan(x).any()) for x in given)
+
+
+def _multiplies(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
+) -> bool:
+    """Whether a module multiplies many numbers, each with all others; `known` keeps the answer."""
+    import torch
+
+    if "multiplies" not in known:
+        operations: list[str] = []
+        with contextlib.suppress(ProblemError), torch.no_grad(), recorded(operations):
+            problem.call(copied(model), values)
+            known["multiplies"] = not MULTIPLYING.isdisjoint(operations)
+    multiplies: bool = known.get("multiplies", False)
+    return multiplies
