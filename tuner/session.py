@@ -6,11 +6,11 @@ import math
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from traceback import format_exception
 
 from tuner.batching import seconds_of
@@ -19,7 +19,7 @@ from tuner.defaults import check_defaults
 from tuner.earlier import Earlier, sources_from, starts_of, warm_starts
 from tuner.environment import SessionRecord
 from tuner.errors import InputError, NothingCorrectError, TunerError
-from tuner.evaluate.evaluator import DeviceEvaluator
+from tuner.evaluate.evaluator import DeviceEvaluator, Devices
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
@@ -28,8 +28,9 @@ from tuner.fleets import Screened, Source
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import keep
 from tuner.kernel.toolchain import Toolchain
-from tuner.machine.host import busy_words, has_many_cores
+from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import is_gpu
+from tuner.news import News
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned
 from tuner.ranking import ranked_trials, replaced, why_nothing_correct
@@ -44,20 +45,26 @@ from tuner.search.t4 import to_t4
 from tuner.search.transfer import Source as WarmStart
 from tuner.storage import storage_errors, write_whole
 from tuner.together import Tuned
-from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial, Value
+from tuner.trial import Build, Candidate, Measurement, Outcome, Params, Status, Trial, Value
 from tuner.verification import Verification
 
 __all__ = ["Session"]
 
-WORTH_SAYING_S = 1.0  # of waiting for a device that other tuners had
 FLUSH_S = 0.02  # of a cold call on a CPU: what clears its caches
-NOT_TIMED = (
-    "the search did not time candidates on {}: there is no room for these data beside the given "
-    "ones, or the reference fails on them"
-)
 # From these shares of the search's time on, that many of the best trials' files are compiled
 # ahead. Not on the processor that is being timed.
 AHEAD = {0.5: 1, 0.8: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What a session searches with."""
+
+    devices: Devices
+    evaluator: DeviceEvaluator
+    builder: Builder
+    writer: RunWriter
+    verification: Verification | None
 
 
 class Session:
@@ -103,7 +110,7 @@ class Session:
         self._is_known = planned.config.effort == "quick" and bool(self._earlier.same)
         self.trials = list(run.trials())
         self.notes: list[str] = []
-        self._said: deque[str] = deque()  # of devices, by a thread of theirs
+        self._news = News(self.observer, self.notes)
         self._load = os.getloadavg()[0]  # before we load it
         templates = {str(params["template"]) for params in self.first}
         languages = [planned.family.templates[name].language for name in templates]
@@ -125,7 +132,7 @@ class Session:
             builder = self._builder
             if builder is None:
                 fleet = self._source.builders()
-                how = (fleet, self.run.path.name, self._tell_of)
+                how = (fleet, self.run.path.name, self._news.take)
                 builder = stack.enter_context(builder_of(self.planned, self.toolchain, *how))
             try:
                 if self.verifies:
@@ -252,15 +259,12 @@ class Session:
     # ---- search --------------------------------------------------------------------------------
 
     def _search(
-        self,
-        writer: RunWriter,
-        builder: Builder,
-        verification: Verification | None,
+        self, writer: RunWriter, builder: Builder, verification: Verification | None
     ) -> None:
-        planned, config = self.planned, self.planned.config
+        planned = self.planned
         self.observer.on_stage("preparing the probes and timing the baseline")
         devices = self._source.devices(
-            Screened(planned, self.run.path.name, self._terms, builder, self._tell_of)
+            Screened(planned, self.run.path.name, self._terms, builder, self._news.take)
         )
         evaluator = DeviceEvaluator(
             planned.family, devices, facts=planned.facts, builder=builder, keep=self._keep
@@ -270,105 +274,96 @@ class Session:
                 evaluator.submit(params)
         try:
             baseline = devices.start()
-            # Kept for later sessions: what is asked depends on how many are in flight.
-            usual = builder.at_once + QUEUED * len(devices.baselines_us)
-            environment = self.run.environment()
-            evaluator.ahead = environment.in_flight or config.search.in_flight or usual
-            if evaluator.ahead < len(devices.baselines_us):
-                self._tell_of("the run keeps", f"{evaluator.ahead} in flight: others are idle")
-            self._say_of_devices()
-            session = SessionRecord(
-                len(self.trials), baseline.latency_us, baseline.noise,
-                dict(devices.baselines_us), dict(devices.together_us),
-            )  # fmt: skip
-            replace(
-                environment,
-                overrides={**environment.overrides, **self._overrides},
-                in_flight=evaluator.ahead,
-                baseline_us=baseline.latency_us,
-                baseline_noise=baseline.noise,
-                sessions=(*environment.sessions, session),
-            ).write(self.run.path)
-            self.observer.on_run(self.run, baseline, self.trials)
-            if untimed := [name for name in config.others if name not in baseline.others_us]:
-                words = NOT_TIMED.format(", ".join(untimed))
-                self.observer.on_stage(f"warning: {words}")
-                self.notes.append(words)
-            if busy := busy_words(self._load, baseline.noise):
-                self.observer.on_stage(f"warning: {busy}")
-                self.notes.append(busy)
-            cold_s = 0.0 if is_gpu(planned.device.kind) else FLUSH_S
-            self._learn(call_s=baseline.latency_us * 1e-6 + cold_s)
+            self._begin(devices, evaluator, builder, baseline)
             if verification is not None:
                 self._fit(is_searched=False)
-            first, most = self._first_trials(), config.search.trials
-            if self._is_known and verification is not None:
-                most = min(most, len(first))
-
-            def record(trial: Trial) -> None:
-                writer.append(trial)
-                self.trials.append(trial)
-                if devices.at_once > 1:
-                    self.observer.on_work([*devices.at_work(), *builder.at_work()])
-                self.observer.on_trial(trial, evaluator.num_building)
-                self._say_of_devices()
-                if verification is not None and devices.is_apart:
-                    self._compile_ahead(verification)
-
-            def suggested(number: int, remaining: Remaining) -> None:
-                if number >= len(self.trials):  # not of a time that is only repeated
-                    within = {f"{share:g}": chance for share, chance in remaining.within.items()}
-                    writer.append_outlook(Outlook(number, remaining.improvement, within))
-                    self.observer.on_remaining(remaining.improvement, remaining.within)
-
-            earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
-            sources = [*warm_starts(config, planned.family), *earlier, *self._sources]
-            stop = config.search.stop or self.schedule.stop
-            budget = SearchBudget(most, self._search_s(), stop, planned.least_trials)
-            self.observer.on_budget(most, budget.timeout_s)
-            with storage_errors(self.run.journal_path):  # Optuna's own file
-                why = search(
-                    planned.space,
-                    evaluator,
-                    sampler=config.search.sampler,
-                    seed=config.search.seed,
-                    budget=budget,
-                    sources=sources,
-                    journal=self.run.journal_path,
-                    previous=list(self.trials),
-                    record=record,
-                    first=first,
-                    waited_s=lambda: devices.waited_s,
-                    should_stop=self.should_stop,
-                    on_remaining=suggested,
-                    at_once=devices.at_once,
-                )
+            why = self._searched(_Search(devices, evaluator, builder, writer, verification))
             self.observer.on_stage(why)
-            if devices.waited_s > WORTH_SAYING_S:
-                waited = f"other tuners had the device for {devices.waited_s:.0f} s of the search"
-                self.observer.on_stage(f"{waited}, which do not count as its time")
-            self._say_of_builds()
+            self._news.say_of_waiting(devices.waited_s)
+            self._news.say_of_builds(self.trials)
         finally:
             devices.close()
-            self._say_of_devices()
+            self._news.say_of_devices()
 
-    def _say_of_builds(self) -> None:
-        """Say of what was compiled while the device waited, which takes time from the search."""
-        builds = [t.outcome.build for t in self.trials if t.outcome.build is not None]
-        notes = [build.note for build in builds if build.note]
-        if notes:
-            self.observer.on_stage(
-                f"warning: {len(notes)} of {len(builds)} candidates could not be compiled ahead "
-                f"and were compiled where they are timed: {notes[0]}; fewer were tried for it"
+    def _begin(
+        self,
+        devices: Devices,
+        evaluator: DeviceEvaluator,
+        builder: Builder,
+        baseline: Measurement,
+    ) -> None:
+        """Record the session, and how many candidates are in flight; say what the baseline is."""
+        config = self.planned.config
+        # Kept for later sessions: what is asked depends on how many are in flight.
+        usual = builder.at_once + QUEUED * len(devices.baselines_us)
+        environment = self.run.environment()
+        evaluator.ahead = environment.in_flight or config.search.in_flight or usual
+        if evaluator.ahead < len(devices.baselines_us):
+            self._news.take("the run keeps", f"{evaluator.ahead} in flight: others are idle")
+        self._news.say_of_devices()
+        session = SessionRecord(
+            len(self.trials), baseline.latency_us, baseline.noise,
+            dict(devices.baselines_us), dict(devices.together_us),
+        )  # fmt: skip
+        replace(
+            environment,
+            overrides={**environment.overrides, **self._overrides},
+            in_flight=evaluator.ahead,
+            baseline_us=baseline.latency_us,
+            baseline_noise=baseline.noise,
+            sessions=(*environment.sessions, session),
+        ).write(self.run.path)
+        self.observer.on_run(self.run, baseline, self.trials)
+        self._news.say_of_baseline(baseline, config.others, self._load)
+        cold_s = 0.0 if is_gpu(self.planned.device.kind) else FLUSH_S
+        self._learn(call_s=baseline.latency_us * 1e-6 + cold_s)
+
+    def _searched(self, work: _Search) -> str:
+        """Search; return why it ended."""
+        planned, config = self.planned, self.planned.config
+        first, most = self._first_trials(), config.search.trials
+        if self._is_known and work.verification is not None:
+            most = min(most, len(first))
+        earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
+        sources = [*warm_starts(config, planned.family), *earlier, *self._sources]
+        stop = config.search.stop or self.schedule.stop
+        budget = SearchBudget(most, self._search_s(), stop, planned.least_trials)
+        self.observer.on_budget(most, budget.timeout_s)
+        with storage_errors(self.run.journal_path):  # Optuna's own file
+            return search(
+                planned.space,
+                work.evaluator,
+                sampler=config.search.sampler,
+                seed=config.search.seed,
+                budget=budget,
+                sources=sources,
+                journal=self.run.journal_path,
+                previous=list(self.trials),
+                record=partial(self._record, work),
+                first=first,
+                waited_s=lambda: work.devices.waited_s,
+                should_stop=self.should_stop,
+                on_remaining=partial(self._record_outlook, work.writer),
+                at_once=work.devices.at_once,
             )
 
-    def _tell_of(self, device: str, words: str) -> None:
-        """Take what became of a device or of builders, in a thread of theirs."""
-        self._said.append(f"{device}: {words}")
+    def _record(self, work: _Search, trial: Trial) -> None:
+        """Write a trial and show it; late in the search, compile the best files ahead."""
+        work.writer.append(trial)
+        self.trials.append(trial)
+        if work.devices.at_once > 1:
+            self.observer.on_work([*work.devices.at_work(), *work.builder.at_work()])
+        self.observer.on_trial(trial, work.evaluator.num_building)
+        self._news.say_of_devices()
+        if work.verification is not None and work.devices.is_apart:
+            self._compile_ahead(work.verification)
 
-    def _say_of_devices(self) -> None:
-        while self._said:
-            self.observer.on_stage(self._said.popleft())
+    def _record_outlook(self, writer: RunWriter, number: int, remaining: Remaining) -> None:
+        """Write what the search expects of the rest, and show it."""
+        if number >= len(self.trials):  # not of a time that is only repeated
+            within = {f"{share:g}": chance for share, chance in remaining.within.items()}
+            writer.append_outlook(Outlook(number, remaining.improvement, within))
+            self.observer.on_remaining(remaining.improvement, remaining.within)
 
     def _first_trials(self) -> list[Params]:
         """Return what to try before the sampler is asked, and say what is of earlier runs."""
