@@ -294,8 +294,8 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
     "an unknown command": (lambda d: ["tunes"], 2, ["No such command 'tunes'"]),
     "a file in place of the runs' folder": (
         lambda d: [*d.config("c"), "--runs-dir", d.file("taken", "")],
-        3,
-        ["taken: file exists", "next: "],
+        2,
+        ["Invalid value for '--runs-dir'", "is a file"],
     ),
     "an export of no run": (lambda d: ["export", d.path], 2, ["not a run directory"]),
     "a report of no run": (lambda d: ["report", d.path], 2, ["not a run directory"]),

@@ -91,7 +91,10 @@ TimeOption = Annotated[
     str | None, typer.Option(help="For everything, until the verified file, e.g. 5m.")
 ]
 EffortOption = Annotated[str | None, typer.Option(help="quick, normal or thorough.")]
-RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
+RunsDirOption = Annotated[
+    Path,
+    typer.Option("--runs-dir", file_okay=False, help="Where run folders are made."),
+]
 ExportOption = Annotated[
     Path | None,
     typer.Option("--export", help="Also write trials (.csv, .parquet) or the timeline (.json)."),
