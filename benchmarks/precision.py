@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.rounding import bf16, fp16, part, scale_of, summed
 from benchmarks.shapes import sizes_of
-from tuner.check.batches import Extent
-from tuner.check.probe import Probe
-from tuner.check.probes import screening_probes, thorough_probes
+from tuner.check.probes.batches import Extent
+from tuner.check.probes.probe import Probe
+from tuner.check.probes.probes import screening_probes, thorough_probes
 from tuner.check.produce import OWN_WEIGHTS_SEED
 from tuner.kernel.family import load_family
 from tuner.problem.reference import Problem, load_problem

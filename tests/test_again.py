@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS
-from tuner.check.probe import Probe
+from tuner.check.probes.probe import Probe
 from tuner.evaluate.again import Query, Taken
 
 CALL = Probe("call", batch=4, tells="?")

@@ -17,9 +17,9 @@ from tuner.capture.derive import derived
 from tuner.capture.graph.settings import made_from, settings_of
 from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.tasks.step_records import Captured
-from tuner.check.chance import modes_of
-from tuner.check.probe import Modes
-from tuner.check.probes import thorough_probes
+from tuner.check.judge.chance import modes_of
+from tuner.check.probes.probe import Modes
+from tuner.check.probes.probes import thorough_probes
 from tuner.config.run_config import load_config
 from tuner.deriving import derive_config
 from tuner.errors import InputError, ProblemError

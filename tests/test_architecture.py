@@ -117,6 +117,7 @@ def test_the_table_allows_no_import_that_a_room_does_without():
     [
         ("| folder | imports of other folders |", ROOT / "tuner"),
         ("| folder in capture | imports of others there |", ROOT / "tuner" / "capture"),
+        ("| folder in check | imports of others there |", ROOT / "tuner" / "check"),
     ],
 )
 def test_the_tables_of_folders_say_what_each_imports_of_others(heading, parent):

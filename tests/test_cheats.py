@@ -22,8 +22,8 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.check.lending import STAGING_SHARE
-from tuner.check.probes import thorough_probes
+from tuner.check.calls.lending import STAGING_SHARE
+from tuner.check.probes.probes import thorough_probes
 from tuner.errors import WorkerError
 from tuner.evaluate import process, second_clock
 from tuner.evaluate.again import Query

@@ -21,20 +21,21 @@ import torch.fx
 from test_problem import FLAGSHIP
 from torch.nn.modules import module as hooks
 
-from tuner.check import produce, threads
-from tuner.check.batches import Extent
-from tuner.check.compare import compare, limits_of
-from tuner.check.crossing import Answer, Question, Report, Script, pack, unpack
-from tuner.check.exercise import checksum_of
-from tuner.check.expected import expected
-from tuner.check.layouts import laid_out
-from tuner.check.majority import by_majority, redrawn
-from tuner.check.probe import Probe
-from tuner.check.probes import screening_probes, thorough_probes
+from tuner.check import produce
+from tuner.check.calls import threads
+from tuner.check.calls.crossing import Answer, Question, Report, Script, pack, unpack
+from tuner.check.calls.exercise import checksum_of
+from tuner.check.calls.layouts import laid_out
+from tuner.check.judge.compare import compare, limits_of
+from tuner.check.judge.expected import expected
+from tuner.check.judge.refusals import tamer
+from tuner.check.judge.verdict import CLOSE, judge, merge
+from tuner.check.probes.batches import Extent
+from tuner.check.probes.majority import by_majority, redrawn
+from tuner.check.probes.probe import Probe
+from tuner.check.probes.probes import screening_probes, thorough_probes
+from tuner.check.probes.traits import traits_of
 from tuner.check.produce import answer
-from tuner.check.refusals import tamer
-from tuner.check.traits import traits_of
-from tuner.check.verdict import CLOSE, judge, merge
 from tuner.errors import ProblemError
 from tuner.evaluate.judging import Judge
 from tuner.evaluate.oracle import Oracle
@@ -883,7 +884,7 @@ def test_few_elements_are_compared_as_many_are(spoilt, accuracy, monkeypatch):
     got = want.float() * (1.0 + 2e-4 * torch.linspace(0.0, 1.0, 24))
     got[3, 5] = spoilt
     few = compare(got.T, want.T, None, accuracy)
-    monkeypatch.setattr("tuner.check.compare.FEW", 0)
+    monkeypatch.setattr("tuner.check.judge.compare.FEW", 0)
     many = compare(got.T, want.T, None, accuracy)
     assert dataclasses.astuple(few) == pytest.approx(dataclasses.astuple(many), rel=1e-12)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tuner.check.cumulative_products import linear_gradients
-from tuner.check.exercise import recorded
-from tuner.check.noise import noise
+from tuner.check.calls.exercise import recorded
+from tuner.check.judge.cumulative_products import linear_gradients
+from tuner.check.judge.noise import noise
 
 # By row: where its zeros are, and a number that is no zero but nearly one.
 ZEROS = {0: [], 1: [4], 2: [0], 3: [2, 6], 4: [8], 5: [0, 1, 8]}

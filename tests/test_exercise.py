@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tuner.check import exercise, threads
-from tuner.check.exercise import checksum_of
-from tuner.check.history import _pickled
+from tuner.check.calls import exercise, threads
+from tuner.check.calls.exercise import checksum_of
+from tuner.check.calls.history import _pickled
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

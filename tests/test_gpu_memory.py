@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tuner.check.probe import Probe
+from tuner.check.probes.probe import Probe
 from tuner.config.run_config import load_config
 from tuner.errors import WorkerError
 from tuner.evaluate.asking import Fewer, is_of_memory, require_memory, with_memory

@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.check.crossing import Script, unpack
-from tuner.check.timed_call import expected_of_call
+from tuner.check.calls.crossing import Script, unpack
+from tuner.check.judge.timed_call import expected_of_call
 from tuner.evaluate.inputs import REPEATED_FROM
 from tuner.evaluate.kept import NUM_ELEMENTS, Keeper, missing_calls, wrong_element
 from tuner.problem.accuracy import Accuracy
@@ -188,9 +188,9 @@ def test_of_a_timed_call_nothing_is_asked_that_has_converged_since(tmp_path, rea
 
 SHORT_OF_MEMORY = """
 import resource, sys, torch
-from tuner.check import sums_of_errors
-from tuner.check.exercise import kinds_of, outputs_of
-from tuner.check.unasked import answer_of_call
+from tuner.check.judge import sums_of_errors
+from tuner.check.calls.exercise import kinds_of, outputs_of
+from tuner.check.calls.unasked import answer_of_call
 from tuner.evaluate import oracle as evaluate_oracle
 from tuner.evaluate.oracle import Oracle
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from test_check import FLOAT32, ask_all, expect_all, load_reference
 
-from tuner.check.compare import Limits
-from tuner.check.crossing import Report
-from tuner.check.kinks import errors_at_kinks
-from tuner.check.probe import Probe
-from tuner.check.verdict import judge, merge
+from tuner.check.calls.crossing import Report
+from tuner.check.judge.compare import Limits
+from tuner.check.judge.kinks import errors_at_kinks
+from tuner.check.judge.verdict import judge, merge
+from tuner.check.probes.probe import Probe
 from tuner.evaluate.asking import lacks_memory
 
 ROWS, WIDTH, FEATURES = 2048, 96, 40
@@ -222,7 +222,7 @@ def test_so_it_may_in_each_way_to_take_gradients(fields, leaky):
 
 
 def test_the_reference_itself_is_asked_once(leaky, monkeypatch):
-    monkeypatch.setattr("tuner.check.kinks.Replay.measured", None)  # nothing is replayed
+    monkeypatch.setattr("tuner.check.judge.kinks.Replay.measured", None)  # nothing is replayed
     result = judged(leaky, leaky.module.Model)
     assert result.is_accepted and not result.is_at_kinks
 
@@ -409,7 +409,7 @@ def test_what_is_equal_but_for_the_order_of_sums_may_be_either(tmp_path):
 
 def test_a_replay_that_is_far_off_says_nothing(leaky, monkeypatch):
     """Else whatever a reference makes of noise were right."""
-    monkeypatch.setattr("tuner.check.kinks.REACHES", (3e4,) * 4)
+    monkeypatch.setattr("tuner.check.judge.kinks.REACHES", (3e4,) * 4)
     assert not judged(leaky, honest(leaky)).is_accepted
 
 
@@ -417,7 +417,7 @@ def test_where_memory_runs_out_that_is_said_so_that_it_is_asked_again(leaky, mon
     def refuse(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("tuner.check.kinks.Replay.measured", refuse)
+    monkeypatch.setattr("tuner.check.judge.kinks.Replay.measured", refuse)
     result = judged(leaky, honest(leaky))
     assert not result.is_accepted and "gradient of" in result.reason
     assert "whether kinks do that was not found out: OutOfMemoryError" in result.reason

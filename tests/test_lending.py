@@ -15,12 +15,12 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.check import crossing, lending
-from tuner.check.batches import Extent
-from tuner.check.exercise import checksum_of
-from tuner.check.probe import Modes
-from tuner.check.probes import thorough_probes
-from tuner.check.traits import Traits
+from tuner.check.calls import crossing, lending
+from tuner.check.calls.exercise import checksum_of
+from tuner.check.probes.batches import Extent
+from tuner.check.probes.probe import Modes
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.traits import Traits
 from tuner.evaluate import judging
 from tuner.evaluate.again import Query
 from tuner.evaluate.asking import Fewer
@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lends a tensor, edits it once it was copied, and lends it again.
 LENDER = """
 import json, sys, torch
-from tuner.check import crossing, lending
-from tuner.check.exercise import checksum_of
+from tuner.check.calls import crossing, lending
+from tuner.check.calls.exercise import checksum_of
 staging = lending.Staging("cuda", float(sys.argv[1]))
 held = torch.zeros(2**19 + 64, dtype=torch.int32, device="cuda")
 part = held[64:]
@@ -109,8 +109,8 @@ def test_another_process_copies_what_is_lent(share):
 # Makes rooms for what is announced, and says what it finds in them once they are filled.
 RECEIVER = """
 import json, sys, torch
-from tuner.check import crossing, lending
-from tuner.check.exercise import checksum_of
+from tuner.check.calls import crossing, lending
+from tuner.check.calls.exercise import checksum_of
 text, few = json.loads(sys.stdin.readline())
 staging = lending.Staging("cuda", float(sys.argv[1]))
 found = crossing.rooms_of(text, staging)

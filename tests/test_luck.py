@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_check import FLOAT32, ask_all, expect_all, load_reference, reference_of
 
-from tuner.check.probe import Probe
-from tuner.check.timed_call import expected_of_call
-from tuner.check.verdict import judge
+from tuner.check.judge.timed_call import expected_of_call
+from tuner.check.judge.verdict import judge
+from tuner.check.probes.probe import Probe
 from tuner.evaluate.kept import NUM_ELEMENTS, wrong_element
 
 NUM_DRAWS = 60

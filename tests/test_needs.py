@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.check.batches import Extent
-from tuner.check.probe import Probe
-from tuner.check.probes import thorough_probes
-from tuner.check.refusals import FEWER_ROWS
+from tuner.check.judge.refusals import FEWER_ROWS
+from tuner.check.probes.batches import Extent
+from tuner.check.probes.probe import Probe
+from tuner.check.probes.probes import thorough_probes
 from tuner.evaluate.forecast import asked_rows
 from tuner.evaluate.needs import FEWEST_SEEN, STEP, Needs
 from tuner.machine.turns import ALL, HALF, LITTLE, MOST, SOME

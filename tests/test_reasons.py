@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_problem import FLAGSHIP
 
-from tuner.check.probe import Probe
-from tuner.check.refusals import unread
+from tuner.check.judge.refusals import unread
+from tuner.check.probes.probe import Probe
 from tuner.errors import MachineError, WorkerError, says_no_memory
 from tuner.evaluate.asking import Fewer
 from tuner.evaluate.contender import Contender
@@ -99,7 +99,7 @@ def test_the_modules_end_between_two_probes_is_named(task, monkeypatch, tmp_path
 
 def test_garbage_for_an_answer_is_named_as_the_answers_fault(task, tmp_path):
     path = tmp_path / "garbage.py"
-    garbled = "\nimport tuner.check.crossing as c\nc.pack = lambda *_, **__: ('[]', [])\n"
+    garbled = "\nimport tuner.check.calls.crossing as c\nc.pack = lambda *_, **__: ('[]', [])\n"
     path.write_text(MODULE.read_text() + garbled)
     with Verifier(task, seed=3) as verifier:
         check = verifier.check(Contender.of_file(path, is_deterministic=True))

@@ -14,7 +14,7 @@ from test_steps import Taken
 from test_verdict_words import said
 
 from tuner.capture.capture import capture
-from tuner.check.exercise import kinds_of
+from tuner.check.calls.exercise import kinds_of
 from tuner.errors import CaptureError, ProblemError
 from tuner.evaluate.timed import Timed
 from tuner.problem.accuracy import Accuracy

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tuner.check import crossing
-from tuner.check.exercise import recorded
-from tuner.check.transfers import contents_of, joined, moved, parted
+from tuner.check.calls import crossing
+from tuner.check.calls.exercise import recorded
+from tuner.check.calls.transfers import contents_of, joined, moved, parted
 
 
 def different_tensors(device: str = "cpu") -> dict[str, torch.Tensor]:

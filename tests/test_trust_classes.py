@@ -22,9 +22,9 @@ from test_check import (
     without_same_bits,
 )
 
-from tuner.check.expected import Expected, expected
-from tuner.check.probes import thorough_probes
-from tuner.check.verdict import judge
+from tuner.check.judge.expected import Expected, expected
+from tuner.check.judge.verdict import judge
+from tuner.check.probes.probes import thorough_probes
 from tuner.problem.reference import Problem
 
 SEED = 31

@@ -7,10 +7,10 @@ import pytest
 from test_check import FLOAT32, load_reference, reasons, verdict
 from test_problem import FLAGSHIP
 
-from tuner.check.expected import expected
-from tuner.check.pairings import NUM_DRAWN, ORDERS
-from tuner.check.probes import thorough_probes
-from tuner.check.traits import Traits, traits_of
+from tuner.check.judge.expected import expected
+from tuner.check.probes.pairings import NUM_DRAWN, ORDERS
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.traits import Traits, traits_of
 
 SEED = 34
 # The probe that finds it, its reference, and what must be said.

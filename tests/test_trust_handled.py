@@ -6,9 +6,9 @@ import handled_modules as modules
 import pytest
 from test_check import FLOAT32, load_reference, reasons, verdict
 
-from tuner.check.expected import expected
-from tuner.check.probes import thorough_probes
-from tuner.check.traits import traits_of
+from tuner.check.judge.expected import expected
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.traits import traits_of
 
 SEED = 35
 # By the probe that finds them: their reference, the words that must be said, and who.

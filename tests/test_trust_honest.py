@@ -11,11 +11,11 @@ from handled_modules import REMEMBERS
 from test_check import load_reference, reasons
 from unusual_modules import reference
 
-from tuner.check.chance import modes_of
-from tuner.check.expected import expected
-from tuner.check.parts import copied, tie_as, tied_as
-from tuner.check.probes import thorough_probes
-from tuner.check.traits import traits_of
+from tuner.check.calls.parts import copied, tie_as, tied_as
+from tuner.check.judge.chance import modes_of
+from tuner.check.judge.expected import expected
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.traits import traits_of
 from tuner.problem.accuracy import Accuracy
 
 FLOAT32 = Accuracy("float32")

@@ -6,9 +6,9 @@ import pytest
 import rare_modules as modules
 from test_check import FLOAT32, load_reference, reasons, verdict
 
-from tuner.check.expected import expected
-from tuner.check.probes import thorough_probes
-from tuner.check.traits import traits_of
+from tuner.check.judge.expected import expected
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.traits import traits_of
 
 SEED = 11
 # The question that finds it, its reference, and what must be said.

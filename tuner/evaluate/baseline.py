@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-from tuner.check import crossing
-from tuner.check.expected import Expected
+from tuner.check.calls import crossing
+from tuner.check.judge.expected import Expected
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.kept import wrong_element

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from tuner.by_batch import AtBatch, Way, batches_of
-from tuner.check.exercise import outputs_of
+from tuner.check.calls.exercise import outputs_of
 from tuner.errors import ProblemError
 from tuner.evaluate.exposed import ExposedTimer
 from tuner.evaluate.in_turns import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.check.exercise import outputs_of
+from tuner.check.calls.exercise import outputs_of
 from tuner.plans import Argument
 from tuner.problem.returned import is_plain, words_of
 from tuner.wording import one_line

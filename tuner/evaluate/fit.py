@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from tuner.check.exercise import keys_of, outputs_of
+from tuner.check.calls.exercise import keys_of, outputs_of
 from tuner.errors import InputError, ProblemError, TemplateError, did_you_mean
 from tuner.evaluate.described import declared, described, differences, form_of, kind_of
 from tuner.evaluate.modules import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.check.batches import Extent
-from tuner.check.probe import Probe
-from tuner.check.refusals import FEWER_ROWS, MOST_ELEMENTS
+from tuner.check.judge.refusals import FEWER_ROWS, MOST_ELEMENTS
+from tuner.check.probes.batches import Extent
+from tuner.check.probes.probe import Probe
 
 __all__ = ["asked_rows", "costs_of", "remaining_s"]
 

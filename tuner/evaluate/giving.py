@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, lending
+from tuner.check.calls import crossing, lending
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.channel import Blob
 from tuner.evaluate.child import Answer

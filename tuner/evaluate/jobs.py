@@ -51,8 +51,8 @@ from tuner.capture.families import match_of
 from tuner.capture.graph.graph import Graph
 from tuner.capture.graph.settings import settings_of
 from tuner.capture.steps.joint import captured_of
-from tuner.check import probes
-from tuner.check.batches import Extent
+from tuner.check.probes import probes
+from tuner.check.probes.batches import Extent
 from tuner.errors import CaptureError, InputError
 from tuner.evaluate.baseline import Baseline
 from tuner.evaluate.batch_times import BatchTimes

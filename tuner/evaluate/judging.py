@@ -6,12 +6,12 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing
-from tuner.check.chance import modes_of
-from tuner.check.expected import Expected
-from tuner.check.probe import Probe
-from tuner.check.refusals import extent_of
-from tuner.check.traits import traits_of
+from tuner.check.calls import crossing
+from tuner.check.judge.chance import modes_of
+from tuner.check.judge.expected import Expected
+from tuner.check.judge.refusals import extent_of
+from tuner.check.probes.probe import Probe
+from tuner.check.probes.traits import traits_of
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle

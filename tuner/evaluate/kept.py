@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.compare import compare, limits_of
-from tuner.check.crossing import Script, pack
-from tuner.check.exercise import kinds_of, outputs_of
-from tuner.check.expected import Expected
-from tuner.check.luck import FEW, MOST_LUCK
+from tuner.check.calls.crossing import Script, pack
+from tuner.check.calls.exercise import kinds_of, outputs_of
+from tuner.check.judge.compare import compare, limits_of
+from tuner.check.judge.expected import Expected
+from tuner.check.judge.luck import FEW, MOST_LUCK
 from tuner.evaluate.child import Answer
 from tuner.evaluate.inputs import REPEATED_FROM
 from tuner.machine.platforms import is_gpu

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.check.batches import FEW_ROWS, Extent
-from tuner.check.probe import Probe
+from tuner.check.probes.batches import FEW_ROWS, Extent
+from tuner.check.probes.probe import Probe
 from tuner.evaluate.forecast import asked_rows
 from tuner.machine.gpu_memory import MOST_UNUSED_BYTES
 from tuner.machine.turns import ALL, HALF, LITTLE, SOME

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, lending, verdict
-from tuner.check.expected import Expected, expected
-from tuner.check.probe import Probe
-from tuner.check.timed_call import expected_of_call
+from tuner.check.calls import crossing, lending
+from tuner.check.judge import verdict
+from tuner.check.judge.expected import Expected, expected
+from tuner.check.judge.timed_call import expected_of_call
+from tuner.check.probes.probe import Probe
 from tuner.errors import ProblemError, says_no_memory
 from tuner.evaluate.modules import packed
 from tuner.machine import gpu_memory

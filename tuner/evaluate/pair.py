@@ -15,9 +15,9 @@ from math import nan
 from typing import Any
 from zlib import crc32
 
-from tuner.check.majority import by_majority, redrawn
-from tuner.check.probe import Probe
-from tuner.check.refusals import unread
+from tuner.check.judge.refusals import unread
+from tuner.check.probes.majority import by_majority, redrawn
+from tuner.check.probes.probe import Probe
 from tuner.errors import TunerError
 from tuner.evaluate.again import Query, Taken
 from tuner.evaluate.asking import Asking, Fewer, JudgeEnded, lacks_memory

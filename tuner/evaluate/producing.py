@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.modules.rows_text import ROWS_NAME
-from tuner.check import crossing, lending, produce, unasked
-from tuner.check.circumstances import poison
-from tuner.check.history import set_mode
-from tuner.check.surroundings import functions, replaced
+from tuner.check import produce
+from tuner.check.calls import crossing, lending, unasked
+from tuner.check.calls.circumstances import poison
+from tuner.check.calls.history import set_mode
+from tuner.check.calls.surroundings import functions, replaced
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import (

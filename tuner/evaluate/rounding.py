@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.exercise import dispatched
+from tuner.check.calls.exercise import dispatched
 from tuner.problem.accuracy import Accuracy, math_mode
 
 if TYPE_CHECKING:

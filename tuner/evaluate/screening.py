@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.check import probes, produce, unasked, verdict
-from tuner.check.exercise import kinds_of, outputs_of
-from tuner.check.expected import Expected
-from tuner.check.majority import by_majority, redrawn
-from tuner.check.probe import Probe
-from tuner.check.refusals import extent_of
+from tuner.check import produce
+from tuner.check.calls import unasked
+from tuner.check.calls.exercise import kinds_of, outputs_of
+from tuner.check.judge import verdict
+from tuner.check.judge.expected import Expected
+from tuner.check.judge.refusals import extent_of
+from tuner.check.probes import probes
+from tuner.check.probes.majority import by_majority, redrawn
+from tuner.check.probes.probe import Probe
 from tuner.errors import ProblemError, says_no_memory
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import arguments_for, constructed, fused, module_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.exercise import outputs_of
+from tuner.check.calls.exercise import outputs_of
 
 if TYPE_CHECKING:
     import torch

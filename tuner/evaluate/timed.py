@@ -11,8 +11,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tuner.check.exercise import kinds_of, outputs_of, recorded, snapshot
-from tuner.check.surroundings import changed, settings
+from tuner.check.calls.exercise import kinds_of, outputs_of, recorded, snapshot
+from tuner.check.calls.surroundings import changed, settings
 from tuner.evaluate.child import Answer, Fault
 from tuner.evaluate.exposed import num_preempted
 from tuner.evaluate.inputs import RotatingInputs

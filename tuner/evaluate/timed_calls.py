@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from typing import Any
 
-from tuner.check.majority import by_majority
-from tuner.check.refusals import unread
+from tuner.check.judge.refusals import unread
+from tuner.check.probes.majority import by_majority
 from tuner.errors import WorkerError
 from tuner.evaluate.job_spec import asked
 from tuner.evaluate.kept import missing_calls

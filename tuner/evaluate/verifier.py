@@ -20,11 +20,11 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.check.batches import Extent
-from tuner.check.probe import Modes, Probe
-from tuner.check.probes import thorough_probes
-from tuner.check.traits import Traits
-from tuner.check.verdict import merge
+from tuner.check.judge.verdict import merge
+from tuner.check.probes.batches import Extent
+from tuner.check.probes.probe import Modes, Probe
+from tuner.check.probes.probes import thorough_probes
+from tuner.check.probes.traits import Traits
 from tuner.errors import TunerError
 from tuner.evaluate.again import Query, Taken, in_order
 from tuner.evaluate.asking import (

@@ -1,0 +1,1 @@
+"""What is done to a module, and how both sides of a check do it: calls, lives, gradients."""

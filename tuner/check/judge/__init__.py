@@ -1,0 +1,1 @@
+"""What is expected, and the verdict; no contender's process imports it."""

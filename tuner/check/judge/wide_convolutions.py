@@ -1,0 +1,269 @@
+"""Convolutions of float64 on a GPU, and their gradients, as matrix products.
+
+cuDNN has slow kernels for them: the transposed ones, which gradients of the others are as well,
+took 0.9 of a H100's 60 TFLOPS (2026-11-25), and most of the time of a check. Here what lies under
+the filter at each pixel is copied, of some pixels at a time, and one product convolves them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.judge.cumulative_products import linear_gradients
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["by_products", "exact_convolutions"]
+
+MOST_ELEMENTS = 2**27  # of a copy and of what it is multiplied to: 1 GiB
+
+
+@contextlib.contextmanager
+def exact_convolutions(is_wanted: bool = True) -> Iterator[None]:
+    """Convolve float64 on a GPU by products, for as long as it is entered.
+
+    So are gradients of any order that are computed while it is entered.
+    """
+    import torch
+
+    if not is_wanted or not torch.cuda.is_initialized():  # each operation would pass through it
+        yield
+        return
+    with linear_gradients(), by_products("cuda")():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the places of a filter lie: those of a `small` tensor's pixel, in a `big` one.
+
+    A convolution gathers its small result from a big input. A transposed one scatters its small
+    input into a big result, and so does the gradient of the other. A tensor is samples x channels
+    x size, a weight small channels x big channels x places; each field has one number a direction.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def small_size(self, big: torch.Tensor, weight: torch.Tensor) -> list[int]:
+        around = zip(big.shape[2:], weight.shape[2:], *self._numbers, strict=True)
+        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in around]
+
+    def big_size(
+        self, small: torch.Tensor, weight: torch.Tensor, more: Sequence[int]
+    ) -> list[int]:
+        around = zip(small.shape[2:], weight.shape[2:], *self._numbers, more, strict=True)
+        return [(n - 1) * s - 2 * p + d * (k - 1) + m + 1 for n, k, s, p, d, m in around]
+
+    def gathered(
+        self, big: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the small tensor, of that size, that is convolved of a big one."""
+        import torch
+
+        small = big.new_empty(big.shape[0], weight.shape[0], *size)
+        for part, columns in self._columns(big, weight, size):
+            made = torch.matmul(weight.flatten(1), columns.flatten(2))
+            small[part] = made.unflatten(2, columns.shape[2:])
+        return small
+
+    def weighted(
+        self, small: torch.Tensor, big: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """Return a weight's gradient; one of the small and the big tensor is a gradient, too."""
+        import torch
+
+        made = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        for part, columns in self._columns(big, weight, small.shape[2:]):
+            under = columns.flatten(2).transpose(1, 2)
+            made.view(len(weight), -1).add_(torch.matmul(small[part].flatten(2), under).sum(0))
+        return made
+
+    def scattered(
+        self, small: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the big tensor of that size into which a small one goes."""
+        around = [*zip(small.shape[2:], weight.shape[2:], *self._numbers, size, strict=True)]
+        whole = [max((n - 1) * s + d * (k - 1) + 1, p + b) for n, k, s, p, d, b in around]
+        big = small.new_zeros(small.shape[0], weight.shape[1], *whole)
+        # Along one or two directions all places are folded at once, and lie side by side.
+        step = self.stride[0] if len(size) > 2 else 1
+        for part in _parts(small.shape, weight):
+            for place, made in enumerate(self._folded(small[part], weight)):
+                begin = part[2].start * self.stride[0] + place * self.dilation[0]
+                rows = slice(begin, begin + (made.shape[2] - 1) * step + 1, step)
+                big[(part[0], slice(None), rows, *map(slice, made.shape[3:]))] += made
+        kept = [slice(p, p + b) for p, b in zip(self.padding, size, strict=True)]
+        return big[(slice(None), slice(None), *kept)].contiguous()
+
+    def _folded(self, small: torch.Tensor, weight: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield what a small tensor makes of a big one; of three directions, by places of one."""
+        import torch
+
+        if is_solid := small.ndim == 5:  # the planes of a sample are samples
+            planes, filters = small.transpose(1, 2).flatten(0, 1), [*weight.unbind(2)]
+        else:
+            planes, filters = small, [weight]
+        if is_line := small.ndim == 3:
+            planes, filters = planes.unsqueeze(2), [weight.unsqueeze(2)]
+        stride, dilation = ((1, *numbers)[-2:] for numbers in (self.stride, self.dilation))
+        for each in filters:
+            around = zip(planes.shape[2:], each.shape[2:], stride, dilation, strict=True)
+            made = torch.nn.functional.fold(
+                torch.matmul(each.flatten(1).t(), planes.flatten(2)),
+                [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in around],
+                each.shape[2:], stride=stride, dilation=dilation,
+            )  # fmt: skip
+            if is_solid:
+                made = made.unflatten(0, (len(small), -1)).transpose(1, 2)
+            yield made.squeeze(2) if is_line else made
+
+    @property
+    def _numbers(self) -> tuple[tuple[int, ...], ...]:
+        return self.stride, self.padding, self.dilation
+
+    def _columns(
+        self, big: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
+    ) -> Iterator[tuple[Part, torch.Tensor]]:
+        """Yield parts of the small tensor, and what lies under the filter at each of its pixels.
+
+        That is samples x (channels x places) x size.
+        """
+        import torch
+
+        around = [n for p in reversed(self.padding) for n in (p, p)]
+        # Padding by nothing would be a copy, of gigabytes.
+        padded = (torch.nn.functional.pad(big, around) if any(around) else big).contiguous()
+        apart = padded.stride()[2:]
+        places = [d * n for d, n in zip(self.dilation, apart, strict=True)]
+        steps = [s * n for s, n in zip(self.stride, apart, strict=True)]
+        under = padded.as_strided(
+            (*padded.shape[:2], *weight.shape[2:], *size), (*padded.stride()[:2], *places, *steps)
+        )
+        dims = len(size)
+        for part in _parts((big.shape[0], weight.shape[0], *size), weight):
+            rows = part[2]
+            some = under[part[0]].narrow(2 + dims, rows.start, rows.stop - rows.start)
+            yield part, some.flatten(1, 1 + dims)
+
+
+Part = tuple[slice, slice, slice]  # samples, all channels, rows of the first direction
+
+
+def _parts(shape: Sequence[int], weight: torch.Tensor) -> Iterator[Part]:
+    """Yield parts of a small tensor, for whose columns there is room, and for their products."""
+    row = weight[0].numel() * math.prod(shape[3:])
+    num_samples, num_rows = shape[0], shape[2]
+    most_rows = max(1, MOST_ELEMENTS // max(1, row))
+    most_samples = max(1, MOST_ELEMENTS // max(1, row * num_rows, weight.numel()))
+    for sample in range(0, num_samples, most_samples):
+        samples = slice(sample, min(sample + most_samples, num_samples))
+        for first in range(0, num_rows, most_rows):
+            yield samples, slice(None), slice(first, min(first + most_rows, num_rows))
+
+
+@functools.cache
+def by_products(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return the class of a mode that convolves float64 by products on such devices.
+
+    It stands below autograd and `torch.func`, which see nothing of it.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    convolve = torch.ops.aten.convolution.default
+    differentiate = torch.ops.aten.convolution_backward.default
+
+    class ByProducts(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            made = None
+            if func is convolve and _is_fitting(device, args[0], args[1], args[8]):
+                made = _convolved(*args)
+            elif func is differentiate and _is_fitting(device, args[1], args[2], args[9]):
+                made = _differentiated(*args)
+            return func(*args, **(kwargs or {})) if made is None else made
+
+    return ByProducts
+
+
+def _is_fitting(device: str, x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    import torch
+
+    of_batches = x.ndim == weight.ndim and x.numel() > 0 and weight.numel() > 0
+    is_wide = x.dtype == weight.dtype == torch.float64
+    return is_wide and x.device.type == device and groups == 1 and of_batches
+
+
+def _convolved(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    is_transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> torch.Tensor | None:
+    """Return what `aten.convolution` does; None where PyTorch says what is wrong."""
+    dims = x.ndim - 2
+    geometry = Geometry(_each(stride, dims), _each(padding, dims), _each(dilation, dims))
+    if x.shape[1] != weight.shape[0 if is_transposed else 1]:
+        return None
+    if is_transposed:
+        more = _each(output_padding, dims)
+        if any(map(operator.ge, more, map(max, geometry.stride, geometry.dilation))):
+            return None
+        size = geometry.big_size(x, weight, more)
+    else:
+        size = geometry.small_size(x, weight)
+    if min(size) < 1 or (bias is not None and bias.numel() != weight.shape[int(is_transposed)]):
+        return None
+    if is_transposed:
+        made = geometry.scattered(x, weight, size)
+    else:
+        made = geometry.gathered(x, weight, size)
+    return made if bias is None else made.add_(bias.view(-1, *(1,) * dims))
+
+
+def _differentiated(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    is_transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    is_wanted: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """Return what `aten.convolution_backward` does: gradients of input, weight and bias."""
+    dims = x.ndim - 2
+    geometry = Geometry(_each(stride, dims), _each(padding, dims), _each(dilation, dims))
+    of_input = of_weight = of_bias = None
+    if is_wanted[0] and is_transposed:
+        of_input = geometry.gathered(grad, weight, x.shape[2:])
+    elif is_wanted[0]:
+        of_input = geometry.scattered(grad, weight, x.shape[2:])
+    if is_wanted[1]:
+        small, big = (x, grad) if is_transposed else (grad, x)
+        of_weight = geometry.weighted(small, big, weight)
+    if is_wanted[2]:
+        of_bias = grad.sum([0, *range(2, grad.ndim)])
+    return of_input, of_weight, of_bias
+
+
+def _each(numbers: Sequence[int], dims: int) -> tuple[int, ...]:
+    return (*numbers,) * (dims // len(numbers))

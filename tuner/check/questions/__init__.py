@@ -1,0 +1,1 @@
+"""A probe's question, drawn: weights, inputs, special values, the script."""
