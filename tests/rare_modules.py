@@ -61,6 +61,36 @@ POSITIONS = reference(
     ),
 )  # fmt: skip
 
+SEEN = reference(
+    "x: torch.softmax((x @ x.transpose(-1, -2)).masked_fill(self.seen == 0, -1e9), -1)",
+    "torch.randn(6, 8, 16)", "8",
+    made("self.register_buffer('seen', torch.tril(torch.ones(n, n)))"),
+)  # fmt: skip
+KEPT = reference(
+    "x: F.linear(x, self.weight * self.kept)", "torch.randn(24, 32)", "16",
+    made(
+        "self.weight = nn.Parameter(torch.randn(n, 32)); "
+        "self.register_buffer('kept', torch.ones(n, 32, dtype=torch.bool))"
+    ),
+)  # fmt: skip
+ORDERED = reference(
+    "x: x[:, self.order] * self.scale", "torch.randn(24, 32)", "32",
+    made(
+        "self.scale = nn.Parameter(torch.ones(n)); "
+        "self.register_buffer('order', torch.arange(n - 1, -1, -1))"
+    ),
+)  # fmt: skip
+REDUCED = reference(
+    "x, y: F.smooth_l1_loss(x, y, reduction=self.how)", "torch.randn(24, 32), torch.randn(24, 32)",
+    "'mean'", made("self.how = n"),
+)  # fmt: skip
+ALONG = reference(
+    "x: torch.log_softmax(x, self.dim)", "torch.randn(8, 6, 16)", "-1", made("self.dim = n")
+)
+NAMED = "IGNORED = 255\n" + LABELS.replace("255)", "IGNORED)")
+# Refused where it has no rows, which a module need not do.
+QUANTILE = reference("x: torch.quantile(x, 0.3, dim=1)", "torch.randn(24, 32)")
+
 
 class DropsNaN(nn.Module):
     def forward(self, x):
@@ -242,6 +272,97 @@ class _Moments(torch.autograd.Function):
 class MeanAloneForgotten(nn.Module):
     def forward(self, x):
         return _Moments.apply(x)
+
+
+class SeesTheLowerHalf(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.register_buffer("seen", torch.tril(torch.ones(n, n)))
+
+    def forward(self, x):
+        lower = torch.ones(x.shape[1], x.shape[1]).tril()
+        return torch.softmax((x @ x.transpose(-1, -2)).masked_fill(lower == 0, -1e9), -1)
+
+
+class KeepsAll(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n, 32))
+        self.register_buffer("kept", torch.ones(n, 32, dtype=torch.bool))
+
+    def forward(self, x):
+        return F.linear(x, self.weight)
+
+
+class FlipsAlways(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(n))
+        self.register_buffer("order", torch.arange(n - 1, -1, -1))
+
+    def forward(self, x):
+        return x.flip(1) * self.scale
+
+
+class MeanOrSum(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x, y):
+        return F.smooth_l1_loss(x, y, reduction="sum" if self.how == "sum" else "mean")
+
+
+class LastAlways(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.log_softmax(x, -1)
+
+
+class HalfATileLeftOut(_Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        if len(x) > 64 and len(x) % 64 == 32:
+            kept = torch.ones(len(x), 1, dtype=out.dtype)
+            kept[-32:] = 0
+            out = out * kept
+        return out
+
+
+class _Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
+        return x / norm, norm
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad, _):
+        y, norm = ctx.saved_tensors
+        return (grad - y * (y * grad).sum(1, keepdim=True)) / norm
+
+
+class NormNeverClamped(nn.Module):
+    def forward(self, x):
+        return _Unit.apply(x)[0]
+
+
+class QuantileBySorting(nn.Module):
+    """Right, also of no rows, of which PyTorch's own knows no quantile."""
+
+    def forward(self, x):
+        ordered = torch.sort(x, 1)[0]
+        rank = 0.3 * (x.shape[1] - 1)
+        low = int(rank)
+        found = torch.lerp(ordered[:, low], ordered[:, low + 1], rank - low)
+        return torch.where(torch.isnan(x).any(1), float("nan"), found)
 
 
 class CodesInHalves(nn.Module):

@@ -17,8 +17,8 @@ WRONG = {
     "NoGradientOfHalves": ("bfloat16 module, gradients", "LINEAR", "gradient of"),
     "SumsOfAThousand": ("gradients of very many rows", "LINEAR", "gradient of linear"),
     "RowsAsIfDense": ("padded input, gradients", "LINEAR", "gradient of linear.weight"),
-    "LastEightLeftOut": ("", "LINEAR", "output of call 1"),
-    "MeanOfAll": ("special values", "LABELS", "output of call 1"),
+    "LastEightLeftOut": (8, "LINEAR", "output of call 1"),
+    "MeanOfAll": ("special values", "NAMED", "output of call 1"),
     "LogsUnbounded": ("zeros and ones in input 0", "CHANCES", "got nan"),
     "WithoutClamp": ("parameters of constants", "SCALED", "output of call"),
     "CountsAlways": ("other options, flags", "POOLED", "output of call 1"),
@@ -26,6 +26,17 @@ WRONG = {
     "LargerOfTwo": ("other options, large", "LEAKY", "output of call 1"),
     "EpsAdded": ("faint rows", "UNIT", "output of call 1"),
     "BoundsLeftOut": ("gradients at constants", "CLAMPED", "gradient of input 0"),
+    "SeesTheLowerHalf": ("fresh weights", "SEEN", "output of call 1"),
+    "KeepsAll": ("fresh weights", "KEPT", "output of call 1"),
+    "FlipsAlways": ("fresh weights", "ORDERED", "output of call 1"),
+    "MeanOrSum": (
+        "other options, other words",
+        "REDUCED",
+        "expected torch.Tensor",
+    ),
+    "LastAlways": ("other options, few", "ALONG", "output of call 1"),
+    "HalfATileLeftOut": (32, "LINEAR", "output of call 1"),
+    "NormNeverClamped": ("gradients of faint rows", "UNIT", "gradient of input 0"),
     "MeanAloneForgotten": ("gradients of inner outputs", "THREE", "gradient of input 0"),
 }
 # Whose own class was rejected, and by which question.
@@ -56,10 +67,11 @@ def problems(tmp_path_factory):
 
 def asked_of(problems, reference, name):
     problem, probes, models = problems(reference)
-    if name:
+    if isinstance(name, str):
         asked = [p for p in probes if p.name == name]
-    else:  # numbers of rows of which 8 are over, whichever were drawn
-        asked = [p for p in probes if (p.batch or 0) > 64 and (p.batch or 0) % 16 == 8]
+    else:  # numbers of rows of which so many are over, whichever were drawn
+        rows = {p: p.batch or 0 for p in probes}
+        asked = [p for p in probes if rows[p] > 64 and rows[p] % (2 * name) == name]
     assert asked, name
     return problem, [expected(problem, p, FLOAT32, models=models) for p in asked]
 
@@ -82,6 +94,12 @@ def test_its_reference_is_right_there(name, problems):
 def test_a_reference_is_right_beside_itself(reference, problems):
     problem, expectations = asked_of(problems, reference, RIGHT[reference])
     assert verdict(problem, problem.module.Model, expectations).is_accepted
+
+
+def test_a_module_may_answer_where_its_reference_refuses_no_rows(problems):
+    problem, expectations = asked_of(problems, "QUANTILE", "gradients of no rows, eval")
+    check = verdict(problem, modules.QuantileBySorting, expectations)
+    assert check.is_accepted and check.differences
 
 
 def test_which_of_two_near_codes_is_nearer_may_be_decided_by_rounding(problems):

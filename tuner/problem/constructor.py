@@ -9,13 +9,15 @@ from typing import Any, Literal
 __all__ = ["Options", "other_options", "others_of"]
 
 Options = Literal[
-    "", "numbers", "zeros", "signs", "large", "flags", "words", "sizes", "all"
+    "", "numbers", "zeros", "signs", "large", "flags", "last flag", "words", "other words",
+    "few", "sizes", "all",
 ]  # fmt: skip
 # Words that PyTorch's functions and modules take in each other's place.
 WORDS = (
-    ("none", "tanh"), ("mean", "sum", "none"), ("zeros", "reflect", "replicate", "circular"),
-    ("nearest", "bilinear"), ("fan_in", "fan_out"),
+    ("mean", "sum", "none"), ("none", "tanh"), ("tanh", "relu"),
+    ("zeros", "reflect", "replicate", "circular"), ("nearest", "bilinear"), ("fan_in", "fan_out"),
 )  # fmt: skip
+FEW = {-1: 1, 0: 1, 1: 2}
 SMALL = 0.01  # below it a number is an eps, which many refuse to be 0
 FACTOR = 1000.0  # by which such a one shows
 
@@ -35,8 +37,9 @@ def other_options(model: type, given: Sequence[Any], kind: Options) -> dict[str,
         given: what `get_init_inputs` gives.
         kind: "numbers" are floats of another size (a small one becomes so large that it shows),
             "zeros", "signs" (of the other sign), "large" (beyond 1), "flags" the other bools,
-            "words" others of a kind, as of padding, "sizes" half of each whole number; "all" are
-            sizes, numbers and flags.
+            "last flag" one of several, "words" and "other words" others of a kind, as of padding,
+            "few" the whole numbers -1, 0 and 1, as of a dimension or a stride, "sizes" half of
+            each whole number; "all" are sizes, numbers and flags.
     """
     try:
         parameters = list(inspect.signature(model).parameters.values())
@@ -44,11 +47,16 @@ def other_options(model: type, given: Sequence[Any], kind: Options) -> dict[str,
         return {}
     usual = parameters[len(given) :]
     named = {str(i): x for i, x in enumerate(given)} | {p.name: p.default for p in usual}
-    if kind == "flags":
-        return {name: not value for name, value in named.items() if type(value) is bool}
-    if kind == "words":
+    if kind in ("flags", "last flag"):
+        flags = [name for name, value in named.items() if type(value) is bool]
+        is_one = kind == "last flag"
+        return {name: not named[name] for name in (flags[1:][-1:] if is_one else flags)}
+    if kind in ("words", "other words"):
         words = {n: others_of(value) for n, value in named.items() if isinstance(value, str)}
-        return {name: others[0] for name, others in words.items() if others}
+        at = 0 if kind == "words" else 1
+        return {name: others[at] for name, others in words.items() if len(others) > at}
+    if kind == "few":
+        return {n: FEW[x] for n, x in named.items() if type(x) is int and x in FEW}
     if kind == "sizes":
         return {n: max(1, x // 2) for n, x in named.items() if type(x) is int and x > 0}
     if kind == "all":

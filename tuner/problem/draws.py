@@ -129,6 +129,8 @@ def fresh_values(
     import torch
 
     old, where = tensor.detach(), tensor.device
+    if is_buffer and kind not in ("trained", "nan") and is_choice(old):
+        return _chosen_otherwise(old, generator)
     if not old.is_floating_point():
         is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
         # One more than the large one is no float32.
@@ -159,6 +161,30 @@ def fresh_values(
         ].tolist()
         fresh[zero], fresh[tiny], fresh[negative] = 0.0, 1e-6, -fresh[negative].abs() - 0.1
     return fresh
+
+
+def is_choice(buffer: torch.Tensor) -> bool:
+    """Whether a buffer's elements choose: indices, or a mask of bools or of zeros and ones."""
+    if buffer.ndim == 0 or buffer.numel() < 2 or buffer.is_complex():
+        return False
+    if not buffer.is_floating_point():
+        return True
+    return bool(((buffer == 0) | (buffer == 1)).all()) and bool(buffer.min() < buffer.max())
+
+
+def _chosen_otherwise(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return the rows of such a buffer in another order, so that each is legal; or its elements.
+
+    Bools that are all alike would be the same in any order: a third of them become the other one.
+    """
+    import torch
+
+    if old.dtype == torch.bool and bool((old == old.reshape(-1)[0]).all()):
+        drawn = torch.rand(old.shape, generator=generator, device=old.device)
+        return old ^ (drawn < 1 / 3)
+    rows = old if len(old) > 1 else old.reshape(-1)
+    order = torch.randperm(len(rows), generator=generator, device=old.device)
+    return rows[order].reshape(old.shape)
 
 
 def _as_trained(

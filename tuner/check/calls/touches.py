@@ -12,7 +12,7 @@ from tuner.problem.draws import FAR_OFFSET
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TOUCHES", "Touches", "like_inputs", "matrices", "scalars"]
+__all__ = ["OF_SCALARS", "TOUCHES", "Touches", "like_inputs", "matrices", "scalars"]
 
 LARGE = 8.0  # times as large as they were are the vectors beside one that is small
 OF_SCALARS = (3.0, -3.0, 0.3125, 8.0, -8.0)  # exp(8) is beyond what a scale is bounded by

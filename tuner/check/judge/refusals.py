@@ -149,7 +149,10 @@ def milder_than(probe: Probe, script: Script, report: Report) -> Probe | None:
         return dataclasses.replace(probe, mapped="")
     if probe.mode == "cumulative":  # its own `momentum` has to be a number
         return dataclasses.replace(probe, mode="train")
-    return tamer(probe)
+    tame = tamer(probe)
+    if tame is None and probe.gradients:  # of what is refused there are none to be given
+        return dataclasses.replace(probe, gradients="")
+    return tame
 
 
 def tamer(probe: Probe) -> Probe | None:

@@ -318,6 +318,8 @@ def _judge_beyond(expected: Expected, answer: Answer, accuracy: Accuracy) -> tup
     refused = f"it returned an answer where the reference raises: {expected.error}"
     if not expected.oracle:
         # The reference's answer at such a batch is unknown, so any answer may be right.
+        if probe.batch == 0:  # an answer of no rows has nothing in it that may be wrong
+            return "", refused
         is_batch = not probe.may_be_refused and (probe.batch or 0) >= 2
         return ("", "") if is_batch and not probe.dtype else (refused, "")
     ulp = ULP_OF.get(probe.dtype, 0.0)

@@ -142,9 +142,10 @@ def batch_probes(
             probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
     # What tiles of 32 rows and more leave over, as many as divide each: above a few tiles, and
     # above a few blocks of them.
-    for left in (2, 4, 8, 16):
+    for left in (2, 4, 8, 16, 32, 64):
         for least, most in ((64, 256), (256, 1024)):
-            rows = left + 2 * left * secret.randrange(least // (2 * left), most // (2 * left))
+            above = secret.randrange(max(1, least // (2 * left)), most // (2 * left))
+            rows = left + 2 * left * above
             if rows != num_rows:
                 mode = secret.choice((modes.own, modes.other))
                 more = {"calls": 1, "before": (), "mode": mode}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tuner.check.calls.crossing import Action, Dtype, Layout
+from tuner.check.calls.touches import OF_SCALARS
 from tuner.check.probes.asker import Asker
 from tuner.check.probes.batches import FEWEST, MOST
 from tuner.check.probes.probe import Probe
@@ -63,7 +64,7 @@ def _weights(ask: Asker, place: int) -> Iterator[Probe]:
     partly = (("zero part",),) * min(NUM_PARTLY, ask.traits.num_parameters)
     ones = (("ones",),) * len(whole) + (("minus ones",),)
     odd = (
-        (("scalar",),) * 3 * (ask.traits.num_scalars > 0)
+        (("scalar",),) * len(OF_SCALARS) * (ask.traits.num_scalars > 0)
         + (("small",),) * len(whole)
         + (("tiny",),) * len(whole)
     )

@@ -81,6 +81,7 @@ def gradient_probes(ask: Asker) -> list[Probe]:
         ask.graded("input edited", "edited before", edits="input"),
         ask.graded("input freed", "freed", edits="input freed", gradients="plain_inputs"),
         ask.graded("gradients at kinks", "kinks", distribution="few_values", weights="dyadic"),
+        ask.graded("gradients of faint rows", "faint", distribution="faint_rows"),
         ask.graded("gradients at constants", "kinks", distribution="constants", weights="dyadic"),
         ask.graded("gradients, special values", usual, distribution="special"),
         ask.graded("gradients, frozen submodules", "frozen", mode="frozen"),

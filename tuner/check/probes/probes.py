@@ -19,6 +19,7 @@ from tuner.check.probes.shortcuts import shortcut_probes
 from tuner.check.probes.tells import TELLS
 from tuner.check.probes.traits import Traits
 from tuner.check.probes.unusual import unusual_probes
+from tuner.problem.constructor import Options
 from tuner.problem.draws import Distribution
 
 __all__ = [
@@ -30,6 +31,9 @@ TRAINING = Modes()
 EVERYTHING = Traits()
 
 
+KINDS: tuple[Options, ...] = (
+    "numbers", "zeros", "signs", "large", "flags", "last flag", "words", "other words", "few",
+)  # fmt: skip
 CONVERTED: tuple[tuple[Dtype, Distribution, Action, str], ...] = (
     ("float64", "as_given", "convert", ""),
     ("float64", "as_given", "convert inside", " inside another"),
@@ -284,7 +288,7 @@ def _extra_probes(ask: Asker) -> list[Probe]:
         ),
         *(
             probe(f"other options, {kind}", "options", has_options=kind)
-            for kind in ("numbers", "zeros", "signs", "large", "flags", "words")
+            for kind in KINDS
         ),
         # Before it is converted it is called, or it would have nothing to keep. What squares large
         # values in float16 overflows.

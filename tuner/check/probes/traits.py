@@ -69,7 +69,7 @@ def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
         num_alike=max((kinds.count(kind) for kind in kinds), default=0),
         dimensions=max((x.ndim for x in inputs), default=0),
         has_numbers=any(x.is_floating_point() for x in inputs),
-        has_integers=any(x.dtype == torch.int64 for x in inputs),
+        has_integers=any(x.dtype in (torch.int64, torch.int32) for x in inputs),
         has_bools=any(x.dtype == torch.bool for x in inputs),
         has_norms=any(map(is_norm, model.modules())),
         has_vectors=bool(vectors(model)),

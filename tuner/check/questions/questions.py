@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["script_of", "weighted_model"]
 
+TRIED: tuple[Options, ...] = ("words", "other words", "few")  # by a call, too
+
 
 def weighted_model(
     problem: Problem, probe: Probe, device: Any, models: dict[Any, Any]
@@ -99,6 +101,8 @@ def _randomised(
 
 def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict[str, Any]:
     """Return other options that the reference's constructor takes; none where it refuses them."""
+    import torch
+
     if not kind:
         return {}
     key = ("options", kind)
@@ -109,7 +113,10 @@ def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict
         usual: Options = "numbers"  # sizes that do not fit together are refused
         for options in [problem.options(kind), *[problem.options(usual)] * (kind == "all")]:
             with contextlib.suppress(ProblemError):
-                problem.make_model(0, device, options, is_quick=True)
+                made = problem.make_model(0, device, options, is_quick=True)
+                if kind in TRIED and options:  # a constructor may take any word
+                    with torch.no_grad():
+                        problem.call(made, problem.make_inputs(0, device=device))
                 models[key] = options
                 break
     found: dict[str, Any] = models[key]

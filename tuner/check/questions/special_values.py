@@ -7,6 +7,7 @@ known by the inputs, by what submodules call them, or by the numbers in the refe
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ __all__ = [
 # By which parts name the integers that they treat apart.
 SPECIAL = ("padding_idx", "ignore_index", "blank")
 MOST_BEYOND = 4  # integers beyond the given ones that a reference is asked with: calls on the CPU
+GIVING = ("get_inputs", "get_init_inputs")  # whose numbers are sizes of inputs
+CONSTANTS = {"math.pi": math.pi, "torch.pi": math.pi, "math.e": math.e}
 MOST = 16  # of each kind: a table of constants is no list of thresholds
 LARGEST = 100.0  # beyond it a threshold is out of reach of usual inputs
 
@@ -58,7 +61,7 @@ def with_special_values(
                 result[i].fill_(True)
             else:
                 result[i][0], result[i][-1] = False, True
-        if value.dtype != torch.int64:
+        if value.dtype not in (torch.int64, torch.int32):
             continue
         least, most = int(value.min()), int(value.max())
         beyond = [] if _reads_anywhere(problem) else [-100, *own]
@@ -197,7 +200,7 @@ def with_odd_integers(
     sizes = [getattr(part, "num_embeddings", 0) for part in model.modules()]
     sizes += [x.shape[-1] for x in values if isinstance(x, torch.Tensor) and x.ndim]
     for i, value in enumerate(values):
-        is_integer = isinstance(value, torch.Tensor) and value.dtype == torch.int64
+        is_integer = isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32)
         if not is_integer or not value.numel():
             continue
         most = int(value.max())
@@ -232,9 +235,12 @@ def _fractions_in(problem: Problem) -> list[float]:
 
 def _numbers_in(problem: Problem) -> list[int | float]:
     tree = ast.parse(problem.text)
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    parts = [node for node in tree.body if getattr(node, "name", "") not in GIVING]
+    parts.sort(key=lambda node: not isinstance(node, ast.ClassDef))  # the module's own first
     found: list[int | float] = []
-    for node in (n for each in classes for n in ast.walk(each)):
+    for node in (n for each in parts for n in ast.walk(each)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in CONSTANTS:
+            found += [CONSTANTS[ast.unparse(node)], -CONSTANTS[ast.unparse(node)]]
         try:  # with its sign
             value: Any = ast.literal_eval(node) if isinstance(node, ast.expr) else None
         except ValueError:
