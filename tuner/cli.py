@@ -27,9 +27,10 @@ from tuner.errors import (
     NothingToGainError,
     TunerError,
     input_errors,
-)
+)  # fmt: skip
 from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import see_first_gpu
+from tuner.streams import is_unwritable, print_no_more, usable_streams
 from tuner.terminal import (
     INTERRUPTED,
     Interrupted,
@@ -294,7 +295,7 @@ def dashboard(
         typer.Option("--configs", help="A folder whose configs may be started from the page."),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Of 127.0.0.1; 0 takes any that is free.")
+        int | None, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes any that is free.")
     ] = None,
 ) -> None:
     """Show the runs in a browser, live; the printed address holds the token of this start."""
@@ -340,8 +341,9 @@ def _is_module(word: str) -> bool:
 
 def main() -> None:
     """Run the command line; every failure of ours is a message and an exit code."""
-    at = next((at for at, word in enumerate(sys.argv) if at and not word.startswith("-")), 0)
-    option = _option_for(sys.argv[at]) if at and sys.argv[at - 1][:1] != "-" else ""
+    usable_streams()
+    at = options.place_of_file(sys.argv, app)
+    option = _option_for(sys.argv[at]) if at else ""
     try:
         if option and any(map(_option_for, sys.argv[at + 1 : at + 2])):
             raise InputError(
@@ -366,8 +368,14 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_no_more()
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        if not is_unwritable(error):
+            raise
+        print_no_more()
+        err.print(f"error: what is printed cannot be written: {error.strerror}", markup=False)
+        sys.exit(3)
 
 
 def run() -> None:

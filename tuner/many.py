@@ -36,16 +36,17 @@ def start(
     host: Annotated[
         str, typer.Option(help="Address to listen at; all of this host's if none.")
     ] = "",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8786,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8786,
     certificates: Annotated[
         Path | None, typer.Option(help="Folder for new certificates; of the user's cache if none.")
     ] = None,
 ) -> None:
     """Run a cluster's scheduler, with new certificates, until Ctrl-C; its workers end with it."""
     from tuner.fleet.certificates import AGENTS, SCHEDULER, TUNER, cluster_folder, make
-    from tuner.fleet.cluster import serve_scheduler
+    from tuner.fleet.cluster import require_free, serve_scheduler
 
     folder = certificates or cluster_folder()
+    require_free(host, port)  # who listens there needs the certificates that are there
     make(folder)
 
     def ready(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -124,4 +125,18 @@ AnyMachineOption = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, such as runs/20260101-...")]
 
-__all__ = sorted(name for name in dir() if name.endswith(("Option", "Argument")))
+
+def place_of_file(words: Sequence[str], app: typer.Typer) -> int:
+    """Return where the first word stands that is no option, nor the value of one; 0 if nowhere."""
+    valued: set[str] = set()
+    if words[1:2] and words[1].startswith("-"):
+        parameters = typer.main.get_command(app).params
+        valued = {name for p in parameters if not getattr(p, "is_flag", False) for name in p.opts}
+    places = (at for at, word in enumerate(words) if at and not word.startswith("-"))
+    return next((at for at in places if words[at - 1] not in valued), 0)
+
+
+__all__ = [
+    *sorted(name for name in dir() if name.endswith(("Option", "Argument"))),
+    "place_of_file",
+]

@@ -57,8 +57,16 @@ __all__ = [
     "watching",
 ]
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    """One that leaves a pipe which nobody reads to whoever ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+out = _Console(highlight=False, soft_wrap=True)
+err = _Console(stderr=True, highlight=False, soft_wrap=True)
 
 INTERRUPTED = 130  # exit code, as shells say it
 GRACE_S = 15.0  # after the second Ctrl-C, to end by itself

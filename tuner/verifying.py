@@ -15,7 +15,7 @@ from tuner.errors import InputError, NothingCorrectError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.job_spec import JobSpec, asked, new_worker
 from tuner.evaluate.verifier import Verifier
-from tuner.export.certificate import read_certificate
+from tuner.export.certificate import has_certificate, read_certificate
 from tuner.exporting import ExportCompiler, export_of
 from tuner.machine.doctor import tuner_version
 from tuner.machine.importing import import_from
@@ -54,10 +54,13 @@ def export_trial(
         Where it is (where it was put aside, if it is rejected), and the verdict on it.
 
     Raises:
-        InputError: there is no such trial, or it was not correct.
+        InputError: there is no such trial, or it was not correct; `output` is a folder, or a file
+            that is no export.
         StorageError: not a run.
         RunLockedError: another process works on the run.
     """
+    if output is not None:
+        _require_ours(output)
     observer = observer or Observer()
     run = open_run(path)
     with run.locked() as writer:
@@ -83,6 +86,17 @@ def export_trial(
             )  # fmt: skip
             entry = verification.export(file)
     return (target if entry.check.is_accepted else file.rejected_path), entry.check
+
+
+def _require_ours(output: Path) -> None:
+    """Raise an InputError for a place at which somebody else's file or a folder is."""
+    if output.is_dir():
+        raise InputError(f"--output {output}: a folder\n  next: name a file in it")
+    if output.exists() and not has_certificate(output):
+        raise InputError(
+            f"--output {output}: there is a file, and no exported one\n"
+            "  next: choose another name, or remove it first"
+        )
 
 
 def _chosen(run: Run, number: int | None) -> Trial:

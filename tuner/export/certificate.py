@@ -28,7 +28,7 @@ from tuner.storage import storage_errors, write_whole
 from tuner.trial import Interval, ProbeResult, from_json, to_json
 
 __all__ = [
-    "AtSize", "Certificate", "OnDataClaim", "Samples", "certify", "code_sha256",
+    "AtSize", "Certificate", "OnDataClaim", "Samples", "certify", "code_sha256", "has_certificate",
     "read_certificate", "whole_path",
 ]  # fmt: skip
 
@@ -209,15 +209,25 @@ def _spelt(word: re.Match[str]) -> str:
     return f"{word[0][:-1]}\\u{ord(word[0][-1]):04x}"  # JSON reads it as the same letter
 
 
+def _marked(path: Path) -> list[str]:
+    """Return the lines of a file's header that make its certificate."""
+    with storage_errors(path), path.open("rb") as file:
+        head = file.read(HEADER_BYTES).decode("utf-8", "replace")
+    return [line[len(MARK) :] for line in head.splitlines() if line.startswith(MARK)]
+
+
+def has_certificate(path: Path) -> bool:
+    """Whether a file says of itself that it was exported and verified."""
+    return bool(_marked(path))
+
+
 def read_certificate(path: Path) -> Certificate:
     """Return a file's certificate: the whole one where it lies beside, else the header's.
 
     Raises:
         InputError: there is none, or it is damaged; the file is only read, never imported.
     """
-    with storage_errors(path), path.open("rb") as file:
-        head = file.read(HEADER_BYTES).decode("utf-8", "replace")
-    marked = [line[len(MARK) :] for line in head.splitlines() if line.startswith(MARK)]
+    marked = _marked(path)
     short = _parsed(" ".join(marked), path) if marked else None
     beside = whole_path(path)
     if beside.is_file() and beside.stat().st_size <= WHOLE_BYTES:

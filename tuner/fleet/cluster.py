@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import logging
 import queue
+import socket
 import tempfile
 import threading
 import time
@@ -28,7 +29,7 @@ from tuner.fleet.certificates import CONNECT_S, cluster_packages, knock, not_the
 from tuner.fleet.fleet import AttemptLost, Event, Fleet, Job, Joined, Lost, Reply
 from tuner.fleet.wire import Blobs, Garbled, digest_of, event_from, event_text, job_from, job_text
 
-__all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
+__all__ = ["dask_fleet", "require_free", "serve_agent", "serve_scheduler"]
 
 BUILDERS = "tuner-builders"  # a resource of Dask's workers: those that lend builders have it
 LOOK_EVERY_S = 0.2  # whether a fleet was closed, while a file is fetched
@@ -67,6 +68,15 @@ def _security(distributed: Any, certificate: Path) -> Any:
     return distributed.Security(require_encryption=True, tls_ca_file=path, **files)
 
 
+def require_free(host: str, port: int) -> None:
+    """Raise a DeviceError unless a scheduler can listen there."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise DeviceError(f"port {port}: {error}\n  next: name another --port") from error
+
+
 def serve_scheduler(
     host: str, port: int, certificate: Path, on_ready: Callable[[str], None]
 ) -> None:
@@ -94,8 +104,9 @@ def serve_scheduler(
                     dashboard_address=LOCAL,
                 )
                 await scheduler
-            except OSError as error:
-                raise DeviceError(f"port {port}: {error}\n  next: name another --port") from error
+            except (OSError, RuntimeError) as error:  # distributed wraps one in the other
+                why = error.__cause__ or error
+                raise DeviceError(f"port {port}: {why}\n  next: name another --port") from error
             on_ready(scheduler.address)
             await scheduler.finished()
 
