@@ -24,7 +24,7 @@ from test_problem import FLAGSHIP
 
 from tuner.check.calls.lending import STAGING_SHARE
 from tuner.check.probes.probes import thorough_probes
-from tuner.errors import WorkerError
+from tuner.errors import StorageError, WorkerError
 from tuner.evaluate import process, second_clock
 from tuner.evaluate.again import Query
 from tuner.evaluate.contender import Contender
@@ -299,6 +299,15 @@ def test_a_file_that_one_of_its_processes_cannot_load_is_not_asked(tmp_path):
         check = verifier.check(Contender.of_file(file, is_deterministic=True))
     assert count.read_text() == "x" * 4
     assert not check.is_accepted and check.reason == "importing it: RuntimeError: not here"
+
+
+def test_a_compiler_that_finds_the_disk_full_is_no_verdict_on_a_file(tmp_path):
+    file = tmp_path / "compiled.py"
+    said = "Error building extension: fatal error: error writing to a.s: No space left on device"
+    file.write_text(f"raise RuntimeError({said!r})\n")
+    with Verifier(task_of(tmp_path), seed=SEED) as verifier:
+        with pytest.raises(StorageError, match=r"no space left(.|\n)*next: free some"):
+            verifier.check(Contender.of_file(file, is_deterministic=True))
 
 
 def test_processes_that_were_opened_before_are_those_that_answer(tmp_path, monkeypatch):

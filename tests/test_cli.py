@@ -291,6 +291,22 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
         2,
         ["--sampler: unknown sampler 'tep'"],
     ),
+    "a port that is none": (lambda d: ["dashboard", "--port", "99999"], 2, ["--port"]),
+    "an export in place of a folder": (
+        lambda d: ["export", d.path, "-o", d.path],
+        2,
+        ["a folder", "next: name a file in it"],
+    ),
+    "an export in place of somebody's file": (
+        lambda d: ["export", d.path, "-o", d.file("precious.py", "x = 1\n")],
+        2,
+        ["there is a file, and no exported one", "next: choose another name"],
+    ),
+    "an option before a module that is none": (
+        lambda d: ["--dry-run", d.file("none.py", "x = 1\n")],
+        2,
+        ["none.py"],
+    ),
     "an unknown command": (lambda d: ["tunes"], 2, ["No such command 'tunes'"]),
     "a file in place of the runs' folder": (
         lambda d: [*d.config("c"), "--runs-dir", d.file("taken", "")],

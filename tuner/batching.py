@@ -23,6 +23,7 @@ from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.job_spec import asked, new_worker
 from tuner.evaluate.worker import Worker
 from tuner.exporting import ExportFile
+from tuner.kernel.compiler_words import require_disk
 from tuner.machine.turns import turns_of
 from tuner.planning import Planned
 from tuner.run import Run, RunWriter
@@ -110,6 +111,7 @@ class Batching:
                     if on_ordinary_s:
                         found = _on_ordinary(worker, found, file, failures, on_ordinary_s)
         except TunerError as error:  # the check will say more of the file
+            require_disk(str(error))
             failures = {way: one_line(str(error), 200) for way in ways}
         return _decided(found, file, failures)
 

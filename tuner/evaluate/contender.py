@@ -13,6 +13,7 @@ from typing import Any
 from tuner.errors import ProblemError
 from tuner.evaluate.job_spec import JobSpec, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
+from tuner.kernel.compiler_words import require_disk
 from tuner.trial import Build, Candidate, to_json
 
 __all__ = [
@@ -188,6 +189,7 @@ def loaded(
 
     Raises:
         ProblemError: there is no ModelNew in it.
+        StorageError: its compiler found no space on the disk.
     """
     payload = {
         "device": spec.device,
@@ -203,6 +205,7 @@ def loaded(
     except (WorkerCrashed, WorkerTimeout) as error:
         return f"importing it: {error.reason}"
     except JobFailed as failure:
+        require_disk(failure.message)
         if failure.error_type.endswith(".ProblemError"):  # no file of a module
             raise ProblemError(failure.message) from failure
         return f"importing it: {failure.error_type.rpartition('.')[2]}: {failure.message}"

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.errors import ToolchainError
+from tuner.errors import StorageError, ToolchainError
 from tuner.trial import KernelResources
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "last_line",
     "matches",
     "parse_resources",
+    "require_disk",
     "shortened",
 ]
 
@@ -47,6 +48,15 @@ _ERRORS = (
     re.compile(r"^nvcc fatal\s*:.*$", re.M),
 )
 _LINKER_SUMMARY = "collect2: error:"  # says only that the linker has said why above
+
+
+def require_disk(said: str) -> None:
+    """Raise a StorageError where a compiler said that the disk is full: no verdict on its text."""
+    if matches(DISK_FULL, said):
+        raise StorageError(
+            "a compiler found no space left on the disk\n"
+            "  next: free some, in $TMPDIR and the user's cache, then `tune --resume`"
+        )
 
 
 def matches(words: Sequence[str], log: str) -> bool:
