@@ -37,6 +37,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("heading", RECIPES)
+@pytest.mark.usefixtures("few")
 def test_a_recipe_ends_in_a_verified_file(heading, repository, tmp_path):
     """With its config as it is but for sizes, which are small."""
     written(repository, heading, tmp_path)
