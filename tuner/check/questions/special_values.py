@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.calls.parts import copied
@@ -67,23 +67,28 @@ def with_special_values(
         beyond = [] if _reads_anywhere(problem) else [-100, *own]
         beyond = [n for n in beyond if not least <= n <= most][:MOST_BEYOND]
         within = [n for n in own if least <= n <= most]
-
-        def marked(numbers: Sequence[int], value: torch.Tensor = value) -> torch.Tensor:
-            made = value.clone().reshape(-1)
-            for at, number in enumerate(numbers):
-                made[at::8][: made.numel() if is_all else max(1, len(made) // 16)] = number
-            return made.view(value.shape)
-
-        def is_legal(number: int, i: int = i, of: Callable[..., torch.Tensor] = marked) -> bool:
-            one = [*result[:i], of([number] * (8 if is_all else 1)), *result[i + 1 :]]
-            return is_taken(problem, model, one)
-
-        beyond = [number for number in beyond if is_legal(number)]
+        legal = []
+        for number in beyond:
+            one = _filled(value, number) if is_all else _marked(value, [number])
+            if is_taken(problem, model, [*result[:i], one, *result[i + 1 :]]):
+                legal.append(number)
         if is_all:
-            result[i] = marked([*beyond, *within, least][:1] * 8)
+            result[i] = _filled(value, [*legal, *within, least][0])
         else:
-            result[i] = marked([*beyond, least, most, *within])
+            result[i] = _marked(value, [*legal, least, most, *within])
     return result
+
+
+def _filled(value: torch.Tensor, number: int) -> torch.Tensor:
+    return value.clone().fill_(number)
+
+
+def _marked(value: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+    """Return a tensor with a few of each number in it."""
+    marked = value.clone().reshape(-1)
+    for at, number in enumerate(numbers):
+        marked[at::8][: max(1, len(marked) // 16)] = number
+    return marked.view(value.shape)
 
 
 def with_fractions(problem: Problem, values: Sequence[Any]) -> list[Any]:
