@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -140,16 +140,11 @@ def batch_probes(
             more = exact
         if rows != num_rows:
             probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
-    # What tiles of 32 rows and more leave over, as many as divide each: above a few tiles, and
-    # above a few blocks of them.
-    for left in (2, 4, 8, 16, 32, 64):
-        for least, most in ((64, 256), (256, 1024)):
-            above = secret.randrange(max(1, least // (2 * left)), most // (2 * left))
-            rows = left + 2 * left * above
-            if rows != num_rows:
-                mode = secret.choice((modes.own, modes.other))
-                more = {"calls": 1, "before": (), "mode": mode}
-                probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
+    for rows in _of_even_remainders(secret):
+        if rows != num_rows:
+            mode = secret.choice((modes.own, modes.other))
+            more = {"calls": 1, "before": (), "mode": mode}
+            probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
     odd = odd_batch(extent)
     if (most_odd := min(num_rows, 1024, extent.most_rows)) > 80:
         odd = 2 * secret.randrange(33, (most_odd - 1) // 2) + 1
@@ -236,6 +231,14 @@ def further_probes(
         if number != extent.num_rows:
             asked.append(probe(f"kernels at {number} rows", batch=number, **fields))
     return asked
+
+
+def _of_even_remainders(secret: random.Random) -> Iterator[int]:
+    """Give numbers of rows of which tiles leave over 2, 4 ... 64: above a few tiles, and many."""
+    for left in (2, 4, 8, 16, 32, 64):
+        for least, most in ((64, 256), (256, 1024)):
+            above = secret.randrange(max(1, least // (2 * left)), most // (2 * left))
+            yield left + 2 * left * above
 
 
 def _above_tiles(num_rows: int, secret: random.Random) -> list[Sequence[int]]:
