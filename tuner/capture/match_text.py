@@ -16,6 +16,7 @@ from tuner.capture.graph.graph import Graph
 from tuner.capture.modules.module_text import (
     FROM_AND_TO_TEXT,
     asks_rows_of,
+    other_mode_text,
     state_text,
     usual_text,
 )
@@ -62,6 +63,9 @@ def matched_text(
         family: the text of the family's `model_new.py`.
     """
     batch = graph.batch if matched.has_any_batch else None
+    is_of_one_mode = (
+        has_modes or matched.has_modes
+    )  # the family may differ where the module does not
     inputs = {t.name for t in graph.inputs}
     source = {n: n if n in inputs else state_text(n) for n in (*matched.state.values(), *inputs)}
     for name, shape in matched.shapes.items():
@@ -79,11 +83,7 @@ def matched_text(
         view=view,
         from_and_to=FROM_AND_TO_TEXT,
         is_training=graph.is_training,
-        other_mode=_OTHER_MODE.format(
-            condition="not self.training" if graph.is_training else "self.training", names=names
-        )
-        if matched.has_modes
-        else "",
+        other_mode=other_mode_text(graph.is_training, names) if is_of_one_mode else "",
         absent={**matched.absent, **dict.fromkeys(matched.unused, 0.0)},
         names=names,
         asks_rows="".join(asks_rows_of(graph, batch)),
@@ -155,17 +155,11 @@ class ModelNew(Model):
         # A compiler cannot follow modules that are made at a call.
         if torch.compiler.is_compiling():
             return super().forward({names})
-{asks_rows}        fused_state = usual_state(self, ({names},))
+{other_mode}{asks_rows}        fused_state = usual_state(self, ({names},))
         if fused_state is None:
             return super().forward({names})
-{other_mode}        tensors = {{
+        tensors = {{
 {tensors}        }}
         operator = around(_OPERATOR, tensors, {first}.device)
         return operator.forward({arguments}){view}
 """.replace("{_name}", _NAME)
-
-# Of a module that is the same in both modes, where the family is not.
-_OTHER_MODE = """\
-        if {condition}:
-            return super().forward({names})
-"""

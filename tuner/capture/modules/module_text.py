@@ -28,8 +28,8 @@ from tuner.capture.tasks.stages import Stages
 
 __all__ = [
     "FROM_AND_TO_TEXT", "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch",
-    "made_whole", "model_new", "result_of", "results_of", "rows_of", "spread_by", "state_text",
-    "usual_text", "view_of",
+    "made_whole", "model_new", "other_mode_text", "result_of", "results_of", "rows_of",
+    "spread_by", "state_text", "usual_text", "view_of",
 ]  # fmt: skip
 
 
@@ -200,7 +200,14 @@ def model_new(
         from_and_to=FROM_AND_TO_TEXT,
         names=", ".join(names),
         head=head,
-        asks_first=asks_more + _ASKS_STEP.format(names=", ".join(names)) + asks_first,
+        asks_first="".join(
+            (
+                other_mode_text(graph.is_training, ", ".join(names)) if has_modes else "",
+                asks_more,
+                _ASKS_STEP.format(names=", ".join(names)),
+                asks_first,
+            )
+        ),
         asks_rows=indent(asks_rows, "    "),
         arguments=", ".join(arguments),
         step=f"{step or f'_TAKES_STEPS = False  # {without_step}'}\n\n",
@@ -276,6 +283,17 @@ def _names_text(reference: str) -> str:
 def state_text(name: str) -> str:
     """Return how a parameter or buffer is reached among those that were just looked at."""
     return f"fused_state[{name!r}]"
+
+
+def other_mode_text(is_training: bool, names: str) -> str:
+    """Return what a forward of one mode begins with, so that a call in the other costs nothing.
+
+    Args:
+        is_training: the mode that there are kernels for.
+        names: of the forward's arguments.
+    """
+    condition = "not self.training" if is_training else "self.training"
+    return f"        if {condition}:\n            return Model.forward(self, {names})\n"
 
 
 # How a ModelNew is made of another module, and one of it: in every kind of module's text.
