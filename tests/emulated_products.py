@@ -23,6 +23,9 @@ from tuner.trial import Params
 
 _HERE = Path(__file__).parent
 _BEGIN = "// A product of float32 rows from float16 halves of both operands"
+_WARP_PRODUCTS = re.compile(
+    r"namespace warp_products {.*?}  // namespace warp_products\n", re.DOTALL
+)
 _PRODUCTS = re.compile(r"namespace wgmma_products {.*?}  // namespace wgmma_products\n", re.DOTALL)
 
 
@@ -90,6 +93,7 @@ def _compiled(text: str) -> ctypes.CDLL:
         return f"EMULATED_PRODUCTS({columns[1]})\n"
 
     text = _PRODUCTS.sub(emulated, text[text.index(_BEGIN) :])
+    text = _WARP_PRODUCTS.sub("namespace warp_products = emulated::warp_products;\n", text)
     text = text.replace(
         "extern __shared__ unsigned char shared[]", "static unsigned char shared[1]"
     )

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tuner.machine.forkserver import ALSO, start_process
 
@@ -36,6 +37,24 @@ def interpreted(module: str, function: str, *arguments: object) -> None:
 def run(script: str, parent_pid: int) -> None:
     """Be that process."""
     from triton import knobs
+    from triton.runtime.interpreter import InterpreterBuilder
 
     assert knobs.runtime.interpret, "Triton was imported without TRITON_INTERPRET"
+    InterpreterBuilder.create_dot = dot_of(InterpreterBuilder.create_dot)
     exec(script, {})
+
+
+def dot_of(own: Any) -> Any:
+    """Return the interpreter's product, which up to Triton 3.6 takes bfloat16 for its bits."""
+    from triton import language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def numbers(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return TensorHandle((x.data.astype("uint32") << 16).view("float32"), tl.float32)
+
+    def dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        return own(self, numbers(a), numbers(b), *more)
+
+    return dot

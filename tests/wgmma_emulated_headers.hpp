@@ -36,6 +36,36 @@
   }                                                                                             \
   }
 
+namespace emulated::warp_products {  // of templates/_lib/warp_products.cuh
+
+struct Given { const unsigned *left, *right; };
+
+inline float half_of(unsigned pair, int k) {
+  return __uint_as_float(k % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+}
+
+// Threads lend each other what they were given, until all have read it.
+inline void multiply(float (&sum)[4], const unsigned (&left)[4], const unsigned (&right)[2]) {
+  const Given given{left, right};
+  const auto all = meet_warp(reinterpret_cast<uint64_t>(&given));
+  const auto of = [&](int lane) { return reinterpret_cast<const Given*>(all[lane]); };
+  const int lane = own->index % 32;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double made = 0;
+    for (int k = 0; k < 16; ++k) {
+      const int member = k % 8 / 2;
+      const unsigned one = of(row % 8 * 4 + member)->left[row / 8 + k / 8 * 2];
+      const unsigned other = of(column * 4 + member)->right[k / 8];
+      made += double(half_of(one, k)) * double(half_of(other, k));
+    }
+    sum[i] = float(double(sum[i]) + made);
+  }
+  meet_warp(0);
+}
+
+}  // namespace emulated::warp_products
+
 namespace wgmma_pipeline {
 
 using namespace emulated;

@@ -36,7 +36,10 @@ static float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 static Dim threadIdx, blockIdx, gridDim;
 static float __fmul_rn(float x, float y) { return x * y; }
 static float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
+static float __uint_as_float(unsigned x) { return __int_as_float(int(x)); }
 static int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
+static unsigned __float_as_uint(float x) { return unsigned(__float_as_int(x)); }
+static int __popc(unsigned x) { return __builtin_popcount(x); }
 template <class T> static T __ldg(const T* place) { return *place; }
 template <class T> static T __ldcg(const T* place) { return *place; }
 
@@ -361,6 +364,12 @@ static bool is_any(const std::vector<uint64_t>& numbers) {
   return std::any_of(numbers.begin(), numbers.end(), [](uint64_t n) { return n != 0; });
 }
 static bool __any_sync(unsigned, bool value) { return is_any(emulated::meet_warp(value)); }
+static unsigned __ballot_sync(unsigned, bool value) {
+  const auto& numbers = emulated::meet_warp(value);
+  unsigned votes = 0;
+  for (size_t i = 0; i < numbers.size(); ++i) votes |= unsigned(numbers[i] != 0) << i;
+  return votes;
+}
 static void __syncwarp() { emulated::meet_warp(0); }
 static bool __syncthreads_or(int value) {
   return is_any(emulated::meet(emulated::block().all, emulated::own->index, value != 0));

@@ -1,11 +1,19 @@
-// What rows of x or of the weight give that float16 cannot have, computed in float32 behind the
-// product: rows of x whose unit is NaN, and marked rows of the weight. A block that finds none of
-// either, or is told so, ends at once.
+// What rows of x or of the weight give that float16 cannot have, computed behind the product: rows
+// of x whose unit is NaN, and marked rows of the weight. A block that finds none of either, or is
+// told so, ends at once. Each float32 number is three bfloat16 ones, of eight bits each, the second
+// times 2^8 and the third times 2^16, so that subnormal ones lose nothing. Of their nine products
+// three are below 2^-26 of the largest, but of numbers whose first part is subnormal: they are made
+// where there are such.
 namespace converted {
 
-constexpr int kRepairers = 256;   // threads of a block
-constexpr int kRepairSide = 32;  // rows and columns of a tile, and numbers of a short sum
-constexpr int kRepairEach = kRepairSide * kRepairSide / kRepairers;
+{% include "_lib/warp_products.cuh" %}
+
+constexpr int kRepairers = 256;  // threads of a block
+constexpr int kRepairSide = 64;  // rows of either operand in a tile
+constexpr int kRepairDepth = 32;  // numbers of a short sum
+constexpr int kRepairPitch = kRepairDepth + 8;  // of a row in shared memory: no two in one bank
+constexpr int kRepairEach = kRepairSide * kRepairDepth / kRepairers;  // numbers of a thread
+constexpr int kLookedAt = 8;  // rows that a thread looks at in one go
 
 struct Operand {  // numbers between one batch, row or term of a sum and the next
   const float* from;
@@ -25,20 +33,279 @@ struct Repair {
   Batches batches;        // of the weight, left, and of x
 };
 
-// Some rows of an operand, and some numbers of each; zeros outside.
-__device__ __forceinline__ void load_part(float (&part)[kRepairSide][kRepairSide + 1],
-                                          const Operand& of, int64_t batch, int64_t first,
-                                          int64_t rows, int k, int depth) {
-  const int lane = threadIdx.x % kRepairSide;
-  for (int i = threadIdx.x / kRepairSide; i < kRepairSide; i += kRepairers / kRepairSide) {
-    const bool is_inside = first + i < rows && k + lane < depth;
-    const int64_t place = batch * of.batch + (first + i) * of.row + (k + lane) * of.column;
-    part[i][lane] = is_inside ? __ldg(of.from + place) : 0.0f;
+template <bool kOfX>
+__device__ __forceinline__ bool is_odd(const Repair& of, int64_t batch, int64_t row) {
+  if constexpr (kOfX) return isnan(__ldcg(of.x_unit + batch * of.batches.right_rows + row));
+  return __ldcg(of.marks + batch * of.batches.left_rows + row) != 0;
+}
+
+// Rows of an operand in shared memory: for each of three parts, pairs of bfloat16 numbers.
+struct RepairParts {
+  alignas(16) unsigned pairs[3][kRepairSide][kRepairPitch / 2];
+};
+
+struct RepairTile {  // of a block
+  int list[kRepairSide];  // of the tile's own rows
+  int counts[kLookedAt][kRepairers / 32];
+  RepairParts owns, others;
+};
+
+// How many rows are odd. Those from number `first` on are listed, and -1 where there are no more.
+template <bool kOfX>
+__device__ __forceinline__ int list_odd(const Repair& of, int64_t batch, int first,
+                                        RepairTile& tile) {
+  constexpr int kWarps = kRepairers / 32;
+  const int64_t num_rows = kOfX ? of.rows : of.columns;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (threadIdx.x < kRepairSide) tile.list[threadIdx.x] = -1;
+  int found = 0;
+  for (int64_t begin = 0; begin < num_rows; begin += kRepairers * kLookedAt) {
+    unsigned votes[kLookedAt];
+#pragma unroll
+    for (int j = 0; j < kLookedAt; ++j) {
+      const int64_t row = begin + j * kRepairers + threadIdx.x;
+      votes[j] = __ballot_sync(~0u, row < num_rows && is_odd<kOfX>(of, batch, row));
+    }
+    if (lane == 0) {
+#pragma unroll
+      for (int j = 0; j < kLookedAt; ++j) tile.counts[j][warp] = __popc(votes[j]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kLookedAt; ++j) {
+      int place = found + __popc(votes[j] & ((1u << lane) - 1)) - first;
+      for (unsigned w = 0; w < kWarps; ++w) {
+        if (w < warp) place += tile.counts[j][w];
+        found += tile.counts[j][w];
+      }
+      if ((votes[j] >> lane & 1) != 0 && place >= 0 && place < kRepairSide) {
+        tile.list[place] = static_cast<int>(begin + j * kRepairers + threadIdx.x);
+      }
+    }
+    __syncthreads();
+  }
+  return found;
+}
+
+// Which of a tile's rows, and which of its terms, are a thread's: those beside each other in memory
+// are of threads beside each other.
+struct RowTerms {
+  int row, first;
+  __device__ explicit RowTerms(const Operand& from) {
+    constexpr int kPieces = kRepairDepth / kRepairEach;
+    const bool is_along = from.column == 1;
+    row = is_along ? threadIdx.x / kPieces : threadIdx.x % kRepairSide;
+    first = (is_along ? threadIdx.x % kPieces : threadIdx.x / kRepairSide) * kRepairEach;
+  }
+};
+
+// Its numbers of a row from term `k` on; zeros where there are none, and of row -1.
+__device__ __forceinline__ void fetch_terms(float (&to)[kRepairEach], const Operand& from,
+                                            int64_t batch, int64_t row, int k, int depth) {
+  const float* begin = from.from + batch * from.batch + row * from.row;
+  const bool is_aligned = from.column == 1 && reinterpret_cast<uintptr_t>(begin) % 16 == 0;
+#pragma unroll
+  for (int j = 0; j < kRepairEach; j += 4) {
+    if (row >= 0 && is_aligned && k + j + 4 <= depth) {
+      const float4 four = __ldg(reinterpret_cast<const float4*>(begin + k + j));
+      to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
+      continue;
+    }
+#pragma unroll
+    for (int i = j; i < j + 4; ++i) {
+      to[i] = row >= 0 && k + i < depth ? __ldg(begin + (k + i) * from.column) : 0.0f;
+    }
+  }
+}
+
+// The number of eight bits that is next to a finite one; none is beyond bfloat16.
+__device__ __forceinline__ float eight_bits_of(float number) {
+  const unsigned bits = __float_as_uint(number);
+  const unsigned size = min((bits & 0x7fffffffu) + 0x8000u, 0x7f7fffffu);
+  return __uint_as_float((bits & 0x80000000u) | (size & 0x7fff0000u));
+}
+
+// An Inf or a NaN is in the last part, and 1 in its place elsewhere: times 0 it would be NaN.
+__device__ __forceinline__ void split_in_three(float number, float (&parts)[3]) {
+  const bool is_finite = fabsf(number) < INFINITY;
+  const float whole = is_finite ? number : number > 0.0f ? 1.0f : -1.0f;
+  parts[0] = eight_bits_of(whole);
+  const float rest = (whole - parts[0]) * 256.0f;
+  parts[1] = eight_bits_of(rest);
+  const float low = eight_bits_of((rest - parts[1]) * 256.0f);
+  parts[2] = is_finite ? low : isnan(number) ? __uint_as_float(0x7fc00000u) : number;
+}
+
+// Whether one of them is so small that its first part has fewer than eight bits.
+__device__ __forceinline__ bool put_parts(RepairParts& into, const float (&numbers)[kRepairEach],
+                                          const RowTerms& at) {
+  bool is_any_small = false;
+#pragma unroll
+  for (int j = 0; j < kRepairEach; j += 2) {
+    float one[3], other[3];
+    split_in_three(numbers[j], one);
+    split_in_three(numbers[j + 1], other);
+#pragma unroll
+    for (int p = 0; p < 3; ++p) {
+      into.pairs[p][at.row][(at.first + j) / 2] =
+          __float_as_uint(one[p]) >> 16 | (__float_as_uint(other[p]) & 0xffff0000u);
+    }
+    const auto is_small = [](float x) { return x != 0.0f && fabsf(x) < 0x1p-110f; };
+    is_any_small = is_any_small || is_small(numbers[j]) || is_small(numbers[j + 1]);
+  }
+  return is_any_small;
+}
+
+// Of a warp: 16 rows of the tile's own, and 32 of the others.
+struct RepairSums {
+  static constexpr int kTiles = 4;  // of eight of the others
+  float numbers[kTiles][4] = {};
+
+  static __device__ int own(int i) {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8;
+  }
+  static __device__ int other(int tile, int i) {
+    return threadIdx.x / 128 * 32 + tile * 8 + threadIdx.x % 4 * 2 + i % 2;
+  }
+
+  // Calls `multiply` with parts of pairs of terms, for each eight of the others.
+  template <class Multiply>
+  static __device__ __forceinline__ void each_step(const RepairParts& owns,
+                                                   const RepairParts& others,
+                                                   const Multiply& multiply) {
+    const unsigned member = threadIdx.x % 4;
+#pragma unroll 1
+    for (unsigned k = member; k < kRepairDepth / 2; k += 8) {
+      unsigned left[3][4];
+#pragma unroll
+      for (int p = 0; p < 3; ++p) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) left[p][r] = owns.pairs[p][own(2 * (r % 2))][k + r / 2 * 4];
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const unsigned row = threadIdx.x / 128 * 32 + tile * 8 + threadIdx.x % 32 / 4;
+        unsigned right[3][2];
+#pragma unroll
+        for (int p = 0; p < 3; ++p) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) right[p][r] = others.pairs[p][row][k + r * 4];
+        }
+        multiply(tile, left, right);
+      }
+    }
+  }
+
+  // What a short sum gives; products of one size each, since tensor cores truncate.
+  __device__ __forceinline__ void add(const RepairParts& owns, const RepairParts& others) {
+    using warp_products::multiply;
+    float large[kTiles][4] = {}, middle[kTiles][4] = {}, small[kTiles][4] = {};
+    each_step(owns, others, [&](int tile, const auto& left, const auto& right) {
+      multiply(small[tile], left[2], right[0]);
+      multiply(small[tile], left[0], right[2]);
+      multiply(small[tile], left[1], right[1]);
+      multiply(middle[tile], left[1], right[0]);
+      multiply(middle[tile], left[0], right[1]);
+      multiply(large[tile], left[0], right[0]);
+    });
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // Parts of one number may have two signs: where it is beyond float32, so would they be.
+        const bool is_beyond = fabsf(large[tile][i]) == INFINITY;
+        const float rest = (small[tile][i] * 0x1p-8f + middle[tile][i]) * 0x1p-8f;
+        numbers[tile][i] += is_beyond ? large[tile][i] : large[tile][i] + rest;
+      }
+    }
+  }
+
+  // The three products that `add` leaves out.
+  __device__ __forceinline__ void add_least(const RepairParts& owns, const RepairParts& others) {
+    using warp_products::multiply;
+    float small[kTiles][4] = {}, least[kTiles][4] = {};
+    each_step(owns, others, [&](int tile, const auto& left, const auto& right) {
+      multiply(small[tile], left[1], right[2]);
+      multiply(small[tile], left[2], right[1]);
+      multiply(least[tile], left[2], right[2]);
+    });
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float rest = (least[tile][i] * 0x1p-8f + small[tile][i]) * 0x1p-24f;
+        if (fabsf(numbers[tile][i]) < INFINITY) numbers[tile][i] += rest;
+      }
+    }
+  }
+};
+
+// What odd rows of one operand give with all of the other; of the weight, not with x's odd ones,
+// which give it themselves. Blocks take turns, of which this is number `turn` of so many.
+template <bool kOfX, class Epilogue>
+__device__ __forceinline__ void repair_rows(const Repair& of, const Epilogue& epilogue,
+                                            int64_t batch, int64_t turn, int64_t turns,
+                                            RepairTile& shared) {
+  const int num_found = list_odd<kOfX>(of, batch, 0, shared);
+  const Operand& operand = kOfX ? of.x : of.weight;
+  const Operand& beside = kOfX ? of.weight : of.x;
+  const int64_t num_others = kOfX ? of.columns : of.rows;
+  const int depth = static_cast<int>(min(of.depth, of.all_depth - batch * of.depth));
+  const int64_t across = (num_others + kRepairSide - 1) / kRepairSide;
+  const int64_t tiles = (num_found + kRepairSide - 1) / kRepairSide * across;
+  for (int64_t tile = turn; tile < tiles; tile += turns) {
+    __syncthreads();
+    list_odd<kOfX>(of, batch, static_cast<int>(tile / across) * kRepairSide, shared);
+    const int64_t first = tile % across * kRepairSide;
+    unsigned wants = 0;  // a bit for each of a thread's sums
+#pragma unroll
+    for (int j = 0; j < 4 * RepairSums::kTiles; ++j) {
+      const int64_t own = shared.list[RepairSums::own(j % 4)];
+      const int64_t other = first + RepairSums::other(j / 4, j % 4);
+      if (own < 0 || other >= num_others) continue;
+      if (!kOfX && is_odd<true>(of, batch, other)) continue;
+      // Of what no epilogue reads there may be no mark.
+      const int64_t row = kOfX ? own : other, column = kOfX ? other : own;
+      if (epilogue.reads(batch * of.rows + row, column, of.columns)) wants |= 1u << j;
+    }
+    if (!__syncthreads_or(wants != 0)) continue;
+
+    const RowTerms own_at(operand), other_at(beside);
+    const int64_t own_row = shared.list[own_at.row];
+    const bool is_other = first + other_at.row < num_others;
+    const int64_t other_row = is_other ? first + other_at.row : -1;
+    float own_next[kRepairEach], other_next[kRepairEach];
+    fetch_terms(own_next, operand, batch, own_row, own_at.first, depth);
+    fetch_terms(other_next, beside, batch, other_row, other_at.first, depth);
+    RepairSums sums;
+    for (int k = 0; k < depth; k += kRepairDepth) {
+      bool is_any_small = put_parts(shared.owns, own_next, own_at);
+      is_any_small = put_parts(shared.others, other_next, other_at) || is_any_small;
+      is_any_small = __syncthreads_or(is_any_small);
+      if (const int next = k + kRepairDepth; next < depth) {
+        fetch_terms(own_next, operand, batch, own_row, next + own_at.first, depth);
+        fetch_terms(other_next, beside, batch, other_row, next + other_at.first, depth);
+      }
+      sums.add(shared.owns, shared.others);
+      if (is_any_small) sums.add_least(shared.owns, shared.others);
+      __syncthreads();
+    }
+#pragma unroll
+    for (int j = 0; j < 4 * RepairSums::kTiles; ++j) {
+      if ((wants >> j & 1) == 0) continue;
+      const int64_t own = shared.list[RepairSums::own(j % 4)];
+      const int64_t other = first + RepairSums::other(j / 4, j % 4);
+      const int64_t column = kOfX ? other : own;
+      const int64_t made = batch * of.rows + (kOfX ? own : other);
+      const float bias = of.bias == nullptr ? 0.0f : __ldg(of.bias + column);
+      of.out[made * of.columns + column] =
+          epilogue(sums.numbers[j / 4][j % 4] + bias, made, column, of.columns);
+    }
   }
 }
 
 template <class Epilogue>
-__global__ void __launch_bounds__(kRepairers)
+__global__ void __launch_bounds__(kRepairers, 2)
     repair_kernel(const Repair of, const Epilogue epilogue) {
   await_previous();
   if (of.odd == nullptr) {  // of one batch
@@ -54,64 +321,15 @@ __global__ void __launch_bounds__(kRepairers)
   } else if (__ldcg(of.odd) == 0) {
     return;
   }
-
-  __shared__ float x_part[kRepairSide][kRepairSide + 1];
-  __shared__ float w_part[kRepairSide][kRepairSide + 1];
-  const int64_t across = (of.columns + kRepairSide - 1) / kRepairSide;
-  const int64_t tiles = (of.rows + kRepairSide - 1) / kRepairSide * across;
-  const int64_t all_tiles = of.batches.count * tiles;
-  const int own_row = threadIdx.x / (kRepairers / kRepairSide);
-  const int own_column = threadIdx.x % (kRepairers / kRepairSide);
-  for (int64_t each = blockIdx.x; each < all_tiles; each += gridDim.x) {
-    const int64_t batch = each / tiles, tile = each % tiles;
-    const int* marks = of.marks + batch * of.batches.left_rows;
-    const float* x_unit = of.x_unit + batch * of.batches.right_rows;
-    const int depth = static_cast<int>(min(of.depth, of.all_depth - batch * of.depth));
-    const int64_t first_row = tile / across * kRepairSide;
-    const int64_t first_column = tile % across * kRepairSide;
-    const int64_t row = first_row + own_row;
-    const bool is_row = row < of.rows;
-    const bool wants_row = is_row && isnan(__ldcg(x_unit + row));
-    bool wants[kRepairEach];
-    bool wants_any = false;
-#pragma unroll
-    for (int j = 0; j < kRepairEach; ++j) {
-      const int64_t column = first_column + own_column + kRepairers / kRepairSide * j;
-      const bool is_inside = is_row && column < of.columns;
-      const bool is_odd = is_inside && (wants_row || __ldcg(marks + column) != 0);
-      // Of what no epilogue reads there may be no mark.
-      wants[j] = is_odd && epilogue.reads(batch * of.rows + row, column, of.columns);
-      wants_any = wants_any || wants[j];
-    }
-    if (!__syncthreads_or(wants_any)) continue;
-    // Short sums in float32: one over all numbers would be less exact than PyTorch's own.
-    double totals[kRepairEach] = {};
-    for (int k = 0; k < depth; k += kRepairSide) {
-      load_part(x_part, of.x, batch, first_row, of.rows, k, depth);
-      load_part(w_part, of.weight, batch, first_column, of.columns, k, depth);
-      __syncthreads();
-      float sums[kRepairEach] = {};
-#pragma unroll 8
-      for (int i = 0; i < kRepairSide; ++i) {
-#pragma unroll
-        for (int j = 0; j < kRepairEach; ++j) {
-          sums[j] = fmaf(x_part[own_row][i], w_part[own_column + kRepairers / kRepairSide * j][i],
-                         sums[j]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kRepairEach; ++j) totals[j] += double(sums[j]);
-      __syncthreads();
-    }
-#pragma unroll
-    for (int j = 0; j < kRepairEach; ++j) {
-      if (!wants[j]) continue;
-      const int64_t column = first_column + own_column + kRepairers / kRepairSide * j;
-      const double bias = of.bias == nullptr ? 0.0 : double(__ldg(of.bias + column));
-      const int64_t made = batch * of.rows + row;
-      of.out[made * of.columns + column] =
-          epilogue(static_cast<float>(totals[j] + bias), made, column, of.columns);
-    }
+  __shared__ RepairTile shared;
+  // Blocks share a batch where there are more of them than batches.
+  const int64_t turns = max(int64_t{1}, gridDim.x / of.batches.count), teams = gridDim.x / turns;
+  if (blockIdx.x >= turns * teams) return;
+  for (int64_t batch = blockIdx.x / turns; batch < of.batches.count; batch += teams) {
+    repair_rows<true>(of, epilogue, batch, blockIdx.x % turns, turns, shared);
+    __syncthreads();
+    repair_rows<false>(of, epilogue, batch, blockIdx.x % turns, turns, shared);
+    __syncthreads();
   }
 }
 

@@ -19,7 +19,7 @@ def convolution_exactly(
     x = pixel % MADE[2]
     y = pixel // MADE[2] % MADE[1]
     z = pixel // (MADE[1] * MADE[2])
-    total = tl.zeros([PIXELS, WIDTH], dtype=tl.float64)
+    total = tl.zeros([PIXELS, WIDTH], dtype=tl.float32)
     for place in range(area):
         kz = place // (KERNEL[1] * KERNEL[2])
         ky, kx = place // KERNEL[2] % KERNEL[1], place % KERNEL[2]
@@ -49,7 +49,7 @@ def convolution_exactly(
                 line = column[None, :] * CHANNELS + channel[:, None]
             inside = is_own[:, None] & (column < COLUMNS)[None, :]
             b = tl.load(filters + line * area + place, mask=inside, other=0.0)
-            part = tl.dot(a, b, input_precision="ieee").to(tl.float64)
+            part = product_exactly(a, b)
             if IS_TRANSPOSED:  # pixels that a place does not reach know nothing of its Inf or NaN
                 part = tl.where(meets[:, None], part, 0.0)
             total += part
@@ -98,7 +98,7 @@ def convolution_repair_kernel(
                         if bias is not None:
                             more = tl.load(bias + column, mask=column < COLUMNS, other=0.0)
                             total += more[None, :]
-                        result = total.to(tl.float32)
+                        result = total
                         if EPILOGUE is not None:
                             result = EPILOGUE(
                                 result, begin + i, column, pixel, pixel < made, given,
@@ -113,7 +113,7 @@ def convolution_repaired(x, filters, bias, out, largest, lost, unit, of, given, 
     convolution_repair_kernel[(512,)](
         x, filters, bias, out, largest, lost, unit, given, len(x), COUNT=x.numel() // len(x),
         UNITS=convolution_power(len(unit)), NUM_UNITS=len(unit), SAMPLES=64,
-        COLUMNS=out.shape[1], CHANNELS=x.shape[1], PIXELS=32, WIDTH=32, DEPTH=32,
+        COLUMNS=out.shape[1], CHANNELS=x.shape[1], PIXELS=64, WIDTH=32, DEPTH=32,
         EPILOGUE=epilogue, num_warps=4,
         **{name: of[name] for name in (
             "SIZE", "KERNEL", "STRIDE", "PAD", "DILATION", "MADE", "IS_TRANSPOSED",

@@ -9,7 +9,7 @@ import torch
 # each row of x loses its mean first, whose product is the mean times the weight's sums of rows.
 # Rows with an Inf or a NaN have a unit of NaN, and so have rows of so wide a range that float16
 # would lose many of their numbers, where that can be seen beside the rounding of their largest
-# one's products; what they give is computed in float32.
+# one's products; what they give is computed from three numbers of bfloat16 each.
 
 
 {% include "_lib/triton_halves.py" %}
@@ -48,13 +48,57 @@ def product_join_kernel(
 
 
 @triton.jit
+def product_part(values):
+    # The number of eight bits that is next to each, as bfloat16 and as it is in float32.
+    bits = values.to(tl.int32, bitcast=True)
+    size = tl.minimum((bits & 0x7FFFFFFF) + 0x8000, 0x7F7FFFFF)  # none is beyond bfloat16
+    bits = (bits ^ (bits & 0x7FFFFFFF)) | (size & 0x7FFF0000)
+    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def product_parts(values):
+    # Three numbers of eight bits for each of these, the second times 2^8 and the third times 2^16,
+    # so that subnormal ones lose nothing: all that float32 holds, of its whole range. An Inf or a
+    # NaN is in the last, and 1 in its place elsewhere: times 0 it would be NaN.
+    is_finite = tl.abs(values) < float("inf")
+    rest = tl.where(is_finite, values, tl.where(values > 0, 1.0, -1.0))
+    high, its = product_part(rest)
+    rest = (rest - its) * 256
+    middle, its = product_part(rest)
+    low, _ = product_part((rest - its) * 256)
+    odd = tl.where(values > 0, 0x7F80, 0xFF80 - 0x10000)
+    odd = tl.where(values == values, odd, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return high, middle, tl.where(is_finite, low, odd)
+
+
+@triton.jit
+def product_exactly(a, b):
+    # A product as float32 has it, of a few terms each: all nine products of their parts, those of
+    # one size together, since tensor cores truncate what they add up.
+    high, middle, low = product_parts(a)
+    other_high, other_middle, other_low = product_parts(b)
+    rest = tl.dot(low, other_low) / 256
+    rest = tl.dot(low, other_middle, rest)
+    rest = tl.dot(middle, other_low, rest) / 256
+    rest = tl.dot(low, other_high, rest)
+    rest = tl.dot(high, other_low, rest)
+    rest = tl.dot(middle, other_middle, rest) / 256
+    rest = tl.dot(middle, other_high, rest)
+    rest = tl.dot(high, other_middle, rest) / 256
+    large = tl.dot(high, other_high)
+    # Parts of one number may have two signs: where it is beyond float32, so would they be.
+    return tl.where(tl.abs(large) == float("inf"), large, large + rest)
+
+
+@triton.jit
 def product_computed(
     found, first, first_other, given, other, other_unit, own_bias, bias, out,
     num_rows, num_others, end, row_apart, column_apart, other_row, other_column, out_row, out_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):
-    # In float32, what some of the rows `found`, behind how many these are, give with some of the
-    # others; with `other_unit` only those that have one. `own_bias` is added by row.
+    # As float32 has it, what some of the rows `found`, behind how many these are, give with some of
+    # the others; with `other_unit` only those that have one. `own_bias` is added by row.
     places = first + tl.arange(0, ROWS)
     is_row = places < tl.load(found)
     rows = tl.load(found + 1 + places, mask=is_row, other=num_rows)
@@ -63,19 +107,18 @@ def product_computed(
     if other_unit is not None:
         unit = tl.load(other_unit + others, mask=others < num_others, other=1.0)
         inside &= (unit == unit)[None, :]
-    # Short sums in float32: one over all columns would be less exact than PyTorch's own.
-    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float64)
-    for start in range(0, end, DEPTH):
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in tl.range(0, end, DEPTH, num_stages=1):
         at = start + tl.arange(0, DEPTH)
         a = product_rows(given, rows, at, num_rows, end, row_apart, column_apart)
         b = product_rows(other, others, at, num_others, end, other_row, other_column)
-        total += tl.dot(a, tl.trans(b), input_precision="ieee").to(tl.float64)
+        total += product_exactly(a, tl.trans(b))
     if own_bias is not None:
         total += tl.load(own_bias + rows, mask=is_row, other=0.0)[:, None]
     if bias is not None:
         total += tl.load(bias + others, mask=others < num_others, other=0.0)[None, :]
     out += rows.to(tl.int64)[:, None] * out_row + others.to(tl.int64)[None, :] * out_column
-    tl.store(out, total.to(tl.float32), mask=inside)
+    tl.store(out, total, mask=inside)
 
 
 @triton.jit
@@ -289,7 +332,7 @@ def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
     # Two of its programs fill a multiprocessor; more would take long to start, mostly for nothing.
     product_repair_kernel[(min(2 * batches * tiles, 512),)](
         *operands, *lists, out, *sizes, batches, bias, *strides,
-        ROWS=64, COLUMNS=64, DEPTH=16, num_warps=4,
+        ROWS=64, COLUMNS=64, DEPTH=32, num_warps=4,
     )
 
 

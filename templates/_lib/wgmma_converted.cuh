@@ -362,7 +362,7 @@ static const char* launch_both(const TensorMaps& maps, const Finish& finish, con
                                finish, epilogue, num_stages, weight_depth);
   if (message != nullptr) return message;
   const auto kernel_behind = repair_kernel<Epilogue>;
-  return launch(kernel_behind, {4 * blocks, kRepairers, 0}, stream, repair, epilogue);
+  return launch(kernel_behind, {2 * blocks, kRepairers, 0}, stream, repair, epilogue);
 }
 
 }  // namespace converted
