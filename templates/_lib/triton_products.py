@@ -59,8 +59,8 @@ def product_part(values):
 @triton.jit
 def product_parts(values):
     # Three numbers of eight bits for each of these, the second times 2^8 and the third times 2^16,
-    # so that subnormal ones lose nothing: all that float32 holds, of its whole range. An Inf or a
-    # NaN is in the last, and 1 in its place elsewhere: times 0 it would be NaN.
+    # so that subnormal ones lose nothing: all that float32 holds, of its whole range. And the third
+    # with what is Inf or NaN, which times 0 is NaN: in the others these are 1 or -1.
     is_finite = tl.abs(values) < float("inf")
     rest = tl.where(is_finite, values, tl.where(values > 0, 1.0, -1.0))
     high, its = product_part(rest)
@@ -69,20 +69,20 @@ def product_parts(values):
     low, _ = product_part((rest - its) * 256)
     odd = tl.where(values > 0, 0x7F80, 0xFF80 - 0x10000)
     odd = tl.where(values == values, odd, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return high, middle, tl.where(is_finite, low, odd)
+    return high, middle, low, tl.where(is_finite, low, odd)
 
 
 @triton.jit
 def product_exactly(a, b):
     # A product as float32 has it, of a few terms each: all nine products of their parts, those of
     # one size together, since tensor cores truncate what they add up.
-    high, middle, low = product_parts(a)
-    other_high, other_middle, other_low = product_parts(b)
+    high, middle, low, last = product_parts(a)
+    other_high, other_middle, other_low, other_last = product_parts(b)
     rest = tl.dot(low, other_low) / 256
     rest = tl.dot(low, other_middle, rest)
     rest = tl.dot(middle, other_low, rest) / 256
-    rest = tl.dot(low, other_high, rest)
-    rest = tl.dot(high, other_low, rest)
+    rest = tl.dot(last, other_high, rest)
+    rest = tl.dot(high, other_last, rest)
     rest = tl.dot(middle, other_middle, rest) / 256
     rest = tl.dot(middle, other_high, rest)
     rest = tl.dot(high, other_middle, rest) / 256
