@@ -535,6 +535,21 @@ def test_the_installed_script_is_the_same_program(tmp_path):
     assert done.returncode == 2 and "expected one of FILE.py, --config" in done.stderr
 
 
+def test_ctrl_c_while_it_is_imported_leaves_no_traceback(tmp_path):
+    script = (
+        "import builtins, runpy\n"
+        "own = builtins.__import__\n"
+        "def load(name, *more, **named):\n"
+        "    if name == 'typer': raise KeyboardInterrupt\n"
+        "    return own(name, *more, **named)\n"
+        "builtins.__import__ = load\n"
+        "runpy.run_module('tuner', run_name='__main__')\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_doctor_tells_what_there_is_and_what_to_install(tmp_path):
     said = tune("doctor", cwd=tmp_path)
     has_needed = "no   C++ compiler" not in said.out and "no   Python headers" not in said.out

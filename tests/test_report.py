@@ -24,9 +24,10 @@ from full_runs import (
 
 import tuner
 from tuner.environment import Environment
+from tuner.errors import StorageError
 from tuner.review import report
 from tuner.review.charts import CHART_NAMES
-from tuner.review.formatting import NONE
+from tuner.review.formatting import NONE, relative_path
 from tuner.review.report import page_data, write_report
 from tuner.review.run_data import RunData
 from tuner.review.sources import sources_data
@@ -286,3 +287,21 @@ def test_the_bundled_plotly_is_of_the_version_that_makes_the_figures():
     bundled = re.search(r"plotly.js \(basic - minified\) v([\d.]+)", head)
     assert bundled is not None and "MIT license" in head
     assert bundled[1].split(".")[0] == get_plotlyjs_version().split(".")[0]
+
+
+@pytest.mark.parametrize("name", ["kernels.json", "module.json", "counters.json"])
+def test_a_damaged_file_is_named_with_what_to_do(name, tmp_path):
+    run = make_run(tmp_path, make_trials(3))
+    (run.path / name).write_text("{}")
+    message = rf"{name}: not what was written there: Field required\n  next: move the file away"
+    with pytest.raises(StorageError, match=message):
+        RunData.of(run)
+
+
+def test_a_renamed_run_has_its_exported_file(tmp_path):
+    old, new = tmp_path / "runs" / "old", tmp_path / "runs" / "new"
+    (new / "export").mkdir(parents=True)
+    (new / "export" / "model_new.py").write_text("")
+    assert relative_path(str(old / "export" / "model_new.py"), new) == "export/model_new.py"
+    elsewhere = str(tmp_path / "elsewhere" / "mine.py")
+    assert relative_path(elsewhere, new) == elsewhere

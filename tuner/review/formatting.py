@@ -189,13 +189,17 @@ def params_words(trial: Trial) -> str:
 def relative_path(path: str, folder: Path) -> str:
     """Return a path as seen from a folder, or as it is where it lies outside.
 
-    A folder that was moved since, or copied, is known by its name.
+    A folder that was moved since, or copied, is known by its name; one that has another name now,
+    by the file that is in it at the same place.
     """
     whole = Path(path)
     if whole.is_relative_to(folder):
         return str(whole.relative_to(folder))
     places = [place for place, part in enumerate(whole.parts) if part == folder.name]
-    return str(Path(*whole.parts[places[-1] + 1 :])) if places else path
+    if places:
+        return str(Path(*whole.parts[places[-1] + 1 :]))
+    ends = [] if whole.exists() else [Path(*whole.parts[i:]) for i in range(1, len(whole.parts))]
+    return next((str(end) for end in ends if (folder / end).is_file()), path)
 
 
 def draws_words(probes: Sequence[ProbeResult]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
+from pydantic import ValidationError
 
 from tuner.capture.outline import MODULE_FILE, KernelTask
 from tuner.capture.tasks.half_products import PRODUCTS
@@ -25,7 +26,6 @@ from tuner.review.gain import ModuleRecord
 from tuner.review.workloads import finalist_of
 from tuner.run import Outlook, Run, is_locked
 from tuner.trial import Finalist, Result, Trial, from_json
-from tuner.wording import one_line
 
 __all__ = [
     "MAX_SOURCE_CHARS",
@@ -330,8 +330,11 @@ def _record(path: Path, kind: type[R]) -> R | None:
     """Return a record of a run; None where it was not written."""
     try:
         return from_json(kind, path.read_bytes()) if path.is_file() else None
-    except ValueError as error:
-        raise StorageError(f"{path}: cannot be read: {one_line(str(error))}") from error
+    except ValidationError as error:
+        raise StorageError(
+            f"{path}: not what was written there: {error.errors()[0]['msg']}\n"
+            "  next: move the file away; the run is shown without it"
+        ) from error
 
 
 def rejected_of(checks: Sequence[Finalist]) -> list[Finalist]:
