@@ -297,6 +297,12 @@ def test_each_storage_failure_has_its_advice(code, advice):
             raise OSError(code, os.strerror(code))
 
 
+def test_a_cache_that_cannot_be_written_is_moved_by_its_own_variable():
+    with pytest.raises(StorageError, match="another folder by setting XDG_CACHE_HOME"):
+        with storage_errors(Path("somewhere"), is_cache=True):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
 def test_a_run_cannot_be_made_inside_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="next: check the path"):

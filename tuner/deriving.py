@@ -167,7 +167,7 @@ class _Module:
     def family(self, worker: Worker) -> Derived | None:
         """Return the family that computes what the module does, and say so."""
         graphs = [forward.graph for forward in self._forwards]
-        with storage_errors(self._folder):
+        with storage_errors(self._folder, is_cache=True):
             same = family_of(self._path, worker, self._found, graphs, self._folder)
         if same is not None:
             is_taken = self._asked.match is not None
@@ -195,7 +195,7 @@ class _Module:
 
     def _written(self, captured: Captured, *others: Captured) -> Derived:
         path, found = self._path, self._found
-        with storage_errors(self._folder):
+        with storage_errors(self._folder, is_cache=True):
             made = derived(
                 captured, text_of(path), path.stem, found["settings"], found["has_modes"],
                 self._folder, *others, beside=found["beside"],
@@ -293,7 +293,7 @@ def derive_config(
             str((path.parent / str(p)).resolve()) for p in search["warm_start"]
         ]
     written = made.folder / path.name
-    with storage_errors(made.folder):
+    with storage_errors(made.folder, is_cache=True):
         write_whole(written, json.dumps(given, indent=1) + "\n")
     return written
 
@@ -359,7 +359,7 @@ def write_sources(planned: Planned) -> dict[str, Path]:
     """
     folder = planned.family.model_file.parent.parent / "sources"
     written: dict[str, Path] = {}
-    with storage_errors(folder):
+    with storage_errors(folder, is_cache=True):
         folder.mkdir(exist_ok=True)
         for params in planned.defaults:
             candidate = planned.family.render(params, planned.facts)

@@ -60,7 +60,7 @@ def write_live(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Path:
         state=str(beside),
         forward=_declared(kind),
     )
-    with storage_errors(folder):
+    with storage_errors(folder, is_cache=True):
         folder.mkdir(parents=True, exist_ok=True)
         if not beside.is_file():
             partial = beside.with_suffix(f".{os.getpid()}")

@@ -20,17 +20,23 @@ __all__ = [
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError on `path` into a StorageError that says what to do."""
+def storage_errors(path: Path, *, is_cache: bool = False) -> Iterator[None]:
+    """Turn an OSError on `path` into a StorageError that says what to do.
+
+    Args:
+        path: what it is about.
+        is_cache: the path lies in the user's cache, which no `--runs-dir` moves.
+    """
     try:
         yield
     except OSError as error:
+        elsewhere = "by setting XDG_CACHE_HOME" if is_cache else "with --runs-dir"
         advice = {
             errno.ENOSPC: "free some disk space, then `tune --resume`",
             errno.EFBIG: "the file size limit is reached (ulimit -f); raise it, then resume",
             errno.EDQUOT: "the disk quota is used up; free some, then `tune --resume`",
-            errno.EACCES: "make it yours (chown), or choose another folder with --runs-dir",
-            errno.EROFS: "the file system is read-only; choose another folder with --runs-dir",
+            errno.EACCES: f"make it yours (chown), or choose another folder {elsewhere}",
+            errno.EROFS: f"the file system is read-only; choose another folder {elsewhere}",
         }.get(error.errno or 0, "check the path")
         reason = (error.strerror or str(error)).lower()
         raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
