@@ -206,6 +206,20 @@ class PadsZeros(nn.Module):
         return F.pad(x, (1, 1))
 
 
+class ImagesBesideEachOther(nn.Module):
+    """Looks at the strides within an image, and takes the next one for where this one ends."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.pool = nn.AvgPool2d(4, 2, 1, count_include_pad=counts)
+
+    def forward(self, x):
+        strides = torch.empty(x.shape, device="meta").stride()
+        if x.ndim == 4 and x.stride()[1:] == strides[1:]:
+            x = torch.as_strided(x, x.shape, strides)
+        return self.pool(x)
+
+
 class LargerOfTwo(nn.Module):
     def __init__(self, slope):
         super().__init__()

@@ -22,6 +22,7 @@ WRONG = {
     "LogsUnbounded": ("zeros and ones in input 0", "CHANCES", "got nan"),
     "WithoutClamp": ("parameters of constants", "SCALED", "output of call"),
     "CountsAlways": ("other options, flags", "POOLED", "output of call 1"),
+    "ImagesBesideEachOther": ("chunked input and gradients", "POOLED", "output of call 1"),
     "PadsZeros": ("other options, words", "PADDED", "output of call 1"),
     "LargerOfTwo": ("other options, large", "LEAKY", "output of call 1"),
     "EpsAdded": ("faint rows", "UNIT", "output of call 1"),

@@ -41,7 +41,7 @@ Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
     "too_wide", "twice_wide", "mixed", "sliced", "rows expanded", "overlapping", "negated",
     "shared", "transposed padded", "transposed cut", "same", "channels_last", "reversed",
-    "rows inside", "fewer rows", "more rows", "one row", "int32", "bools as masks",
+    "rows inside", "chunked", "fewer rows", "more rows", "one row", "int32", "bools as masks",
     "bools as float32", "bools as int64", "bools as uint8",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
@@ -52,7 +52,7 @@ Edits = Literal[
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
     "of_inner",
-    "shared", "in_thread", "in_graph", "transposed cut", "channels_last",
+    "shared", "in_thread", "in_graph", "transposed cut", "channels_last", "chunked",
 ]  # fmt: skip
 AtOnce = Literal["", "one module", "two modules"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]

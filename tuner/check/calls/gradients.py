@@ -77,7 +77,7 @@ def gradients_of(
         given = [g[:1].expand(g.shape) if g.ndim and len(g) else g for g in given]
     if layout == "of_row_sums":
         given = [g[..., :1].expand(g.shape) if g.ndim else g for g in given]
-    if layout in ("transposed", "misaligned", "transposed cut", "channels_last"):
+    if layout in ("transposed", "misaligned", "transposed cut", "channels_last", "chunked"):
         given = [laid_out(g, layout) for g in given]
     ends = [y for y, _ in pairs]
     wanted = dict(leaves)

@@ -142,6 +142,13 @@ def _orders(ask: Asker, twice: dict[str, Any]) -> Iterator[Probe]:
         yield ask.graded(
             "channels_last gradients", "incoming", gradient_layout="channels_last", **twice
         )
+        yield ask.graded(
+            "chunked input and gradients",
+            "layout",
+            layout="chunked",
+            gradient_layout="chunked",
+            is_extra=True,
+        )
 
 
 def _conversions(ask: Asker) -> Iterator[Probe]:
