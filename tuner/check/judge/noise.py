@@ -27,7 +27,7 @@ UNUSUAL = (
 )  # fmt: skip
 # Convolutions have ways of their own, and products by how their operands lie.
 REORDERED = (
-    "channels_last", "reversed", "rows inside", "transposed", "transposed padded",
+    "channels_last", "chunked", "reversed", "rows inside", "transposed", "transposed padded",
     "transposed cut",
 )  # fmt: skip
 ALIKE = ("same", "shared")  # two inputs that are one: differences of them are zero, or nearly
