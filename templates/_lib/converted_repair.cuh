@@ -305,7 +305,7 @@ __device__ __forceinline__ void repair_rows(const Repair& of, const Epilogue& ep
 }
 
 template <class Epilogue>
-__global__ void __launch_bounds__(kRepairers, 2)
+__global__ void __launch_bounds__(kRepairers)
     repair_kernel(const Repair of, const Epilogue epilogue) {
   await_previous();
   if (of.odd == nullptr) {  // of one batch
