@@ -11,7 +11,7 @@ import torch
 from cpu_machine import GPP
 from test_steps import Taken
 
-from tuner.deriving import derive_operator
+from tuner.deriving import derive_operator, edited_since
 from tuner.errors import ProblemError
 from tuner.evaluate.modules import module_of
 from tuner.machine.importing import import_from
@@ -122,6 +122,12 @@ def test_data_beside_a_file_are_found_from_its_copies(tmp_path):
     assert torch.equal(problem.make_model(0).mean, mean)
     module = module_of((made.folder / made.name / "model_new.py").read_text())
     assert torch.equal(module["ModelNew"]().mean, mean)
+    # What a run that is resumed says, which goes on with the copy.
+    assert edited_since(problem.path) is None
+    path.write_text(WITH_DATA + "\n# later\n")
+    assert edited_since(problem.path) == path
+    path.unlink()
+    assert edited_since(problem.path) is None
 
 
 def test_what_it_uses_is_known_and_nothing_else(package):

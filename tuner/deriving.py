@@ -42,9 +42,10 @@ from tuner.problem.reference import ROWS
 from tuner.storage import require_file, storage_errors, write_whole
 from tuner.trial import from_json
 
-__all__ = ["derive_config", "derive_operator", "start_by_hand", "write_sources"]
+__all__ = ["derive_config", "derive_operator", "edited_since", "start_by_hand", "write_sources"]
 
 MODEL = "model_new.py"  # of an operator's folder
+ORIGIN_NAME = "made_from.txt"  # beside the reference: the user's file, the last one of its text
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
 
@@ -200,6 +201,7 @@ class _Module:
                 captured, text_of(path), path.stem, found["settings"], found["has_modes"],
                 self._folder, *others, beside=found["beside"],
             )  # fmt: skip
+            write_whole(made.folder / made.name / ORIGIN_NAME, str(path.resolve()))
             text = (made.folder / made.name / MODEL).read_text()
             if self._asked.most_rows is not None and not has_rows(text):
                 raise InputError(
@@ -222,6 +224,20 @@ class _Module:
 
     def _say(self, words: str) -> None:
         self._observer.on_stage(f"{self._path.name}: {words}")
+
+
+def edited_since(reference: Path) -> Path | None:
+    """Return the file that a module was captured from, where its text is another one now.
+
+    Args:
+        reference: of the operator that was derived from it; of any other it is None.
+    """
+    try:
+        origin = Path(reference.with_name(ORIGIN_NAME).read_text(encoding="utf-8"))
+        is_same = text_of(origin) == reference.read_bytes().decode()
+    except (OSError, ValueError):
+        return None
+    return None if is_same else origin
 
 
 def derive_config(

@@ -23,7 +23,13 @@ from time import monotonic
 from tuner.building import begin, builder_of
 from tuner.capture.outline import MODULE_FILE
 from tuner.config.run_config import RunConfig, config_of
-from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
+from tuner.deriving import (
+    derive_config,
+    derive_operator,
+    edited_since,
+    start_by_hand,
+    write_sources,
+)
 from tuner.earlier import Earlier, earlier_of, starts_of
 from tuner.environment import Environment
 from tuner.errors import InputError, NothingCorrectError, StorageError
@@ -343,6 +349,9 @@ def resume(
         place = 0 if listed is None else listed.values.index(config.problem.sizes[listed.name])
         seen = {n: v for n, v in environment.facts.items() if n in ROUNDING.values()}
         planned = plans[place].knowing(seen)
+        if (edited := edited_since(planned.reference)) is not None:
+            text = f"{edited} was edited since; this run goes on with the module as it was"
+            planned = replace(planned, warnings=(*planned.warnings, text))
         observer.on_plan(planned)
         toolchain = planned.find_toolchain()
         moved = [
