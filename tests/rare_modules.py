@@ -36,6 +36,14 @@ PADDED = reference(
 LEAKY = reference(
     "x: F.leaky_relu(x, self.slope)", "torch.randn(24, 32)", "0.1", made("self.slope = n")
 )
+ENCODER = reference(
+    "x, m: self.layers(x, src_key_padding_mask=m)",
+    "torch.randn(4, 6, 16), (torch.arange(6) > 3).repeat(4, 1)", "16",
+    made(
+        "layer = nn.TransformerEncoderLayer(n, 4, 32, 0.0, batch_first=True); "
+        "self.layers = nn.TransformerEncoder(layer, 2)"
+    ),
+)  # fmt: skip
 UNIT = reference("x: F.normalize(x, dim=1)", "torch.rand(24, 64)")
 CLAMPED = reference("x: torch.clamp(x, 0.1, 0.9)", "torch.rand(24, 32)")
 THREE = reference(
@@ -154,6 +162,21 @@ class RowsAsIfDense(_Linear):
     def gradients(x, w, grad):
         dense = torch.as_strided(x, x.shape, (x.shape[1], 1)) if x.stride(-1) == 1 else x
         return grad @ w, grad.t() @ dense, grad.sum(0)
+
+
+class KeepsItsFirstGradients(_Linear):
+    """Whose graph answers every backward with what it gave the first time."""
+
+    def __getattribute__(self, name):
+        if name != "gradients":
+            return super().__getattribute__(name)
+        kept = []  # of one call
+
+        def once(x, w, grad):
+            kept[:] = kept or [grad @ w, grad.t() @ x, grad.sum(0)]
+            return [each.clone() for each in kept]
+
+        return once
 
 
 class LastEightLeftOut(_Linear):

@@ -16,6 +16,7 @@ WRONG = {
     "DropsNaN": ("NaN elements", "MOST", "expected nan"),
     "NoGradientOfHalves": ("bfloat16 module, gradients", "LINEAR", "gradient of"),
     "SumsOfAThousand": ("gradients of very many rows", "LINEAR", "gradient of linear"),
+    "KeepsItsFirstGradients": ("gradients", "LINEAR", "(backward 4)"),
     "RowsAsIfDense": ("padded input, gradients", "LINEAR", "gradient of linear.weight"),
     "LastEightLeftOut": (8, "LINEAR", "output of call 1"),
     "MeanOfAll": ("special values", "NAMED", "output of call 1"),
@@ -46,6 +47,7 @@ RIGHT = {
     "FIRST_COLUMN": "gradients of no rows, eval",
     "VARIANCE": "shared input",
     "POSITIONS": "emptied and loaded",
+    "ENCODER": "threads, eval",
 }
 
 

@@ -242,6 +242,12 @@ def accumulated(
     return grads
 
 
+def _other(grad: torch.Tensor, again: int) -> torch.Tensor:
+    """Return the incoming gradient of a further backward, about as large as the first one's."""
+    mirrored = grad.flip(0) if grad.ndim and again % 2 else grad
+    return mirrored * (1 + again / 8)
+
+
 def differentiated(
     script: Script,
     leaves: Mapping[str, torch.Tensor],
@@ -262,8 +268,10 @@ def differentiated(
     """
     if script.holds_grads:
         return _beside_grads(leaves, outputs, tensors, script.first_place, changes)
-    if script.keeps_gradients:  # else two of them may be the same
-        tensors = {n: t * (1 + k / 8) if n[:5] == "grad." else t for n, t in tensors.items()}
+    order = script.backward[: k + 1]
+    again = k if script.keeps_gradients else order.count(order[-1]) - 1 if k < len(order) else 0
+    if again:  # another one, or what an earlier backward of that call kept would do
+        tensors = {n: _other(t, again) if n[:5] == "grad." else t for n, t in tensors.items()}
     found = dense(gradients_of(leaves, outputs, tensors, script.gradient_layout), changes)
     return {f"grad{k}.{name}": grad for name, grad in found.items()}
 

@@ -34,7 +34,7 @@ MAX_KEPT = 4  # different answers of a thread: one that sums in no fixed order h
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a call without gradients returned, copies of its tensors; another one's gradients."""
+    """What a call returned, copies of its tensors, and its gradients where these are asked for."""
 
     result: Any
     copies: list[torch.Tensor | None]
@@ -111,11 +111,14 @@ def _repeated(
             return Made(result, copies)
         with torch.enable_grad():
             undo()
-            outputs = [y for y in outputs_of(called(*arguments)) if isinstance(y, torch.Tensor)]
+            trained = called(*arguments)
+            outputs = [y for y in outputs_of(trained) if isinstance(y, torch.Tensor)]
             if not any(y.requires_grad for y in outputs):
                 return Made(result, copies)
-            grads = gradients_of(leaves_of(called, arguments), outputs, given)
-            return Made(result, copies, dense(grads, []))
+            # Of this call: without gradients a module may do something else, as PyTorch's own
+            # encoder with a mask does.
+            grads = dense(gradients_of(leaves_of(called, arguments), outputs, given), [])
+            return Made(trained, snapshots(outputs_of(trained)), grads)
 
     def undo() -> None:
         with torch.no_grad():
