@@ -50,6 +50,7 @@ REJECTED = {
     "kills_its_parent": "as given: killed by signal 9 (SIGKILL)",
     "leaves_for_good": "as given: exited with status 0 without an answer",
     "lets_a_fork_answer": "as given: no answer within 3 s",
+    "other_layers": "as given: it replaced torch.nn.Sequential.forward",
     "rewrites_the_judge": "as given: output of call 1",
     "writes_to_descriptors": "as given: garbled the channel",
 }

@@ -152,11 +152,11 @@ def functions() -> dict[str, dict[str, Any]]:
     found = {}
     for place, room in _rooms().items():
         held = _held(room)
-        found[place] = {name: held.get(name) for name in dir(room)}
-    return {
-        place: {n: x for n, x in values.items() if callable(x) and not isinstance(x, type)}
-        for place, values in found.items()
-    }
+        values = {name: held.get(name) for name in dir(room)}
+        found[place] = {
+            n: x for n, x in values.items() if callable(x) and not isinstance(x, type)
+        }
+    return {**found, "PyTorch's classes": _classes()}
 
 
 def _rooms() -> dict[str, Any]:
@@ -168,10 +168,29 @@ def _rooms() -> dict[str, Any]:
         "torch.Tensor": torch.Tensor,
         "torch.nn.functional": torch.nn.functional,
         "torch.nn.Module": torch.nn.Module,
+        "torch.nn.init": torch.nn.init,
+        "torch.nn.utils": torch.nn.utils,
         "torch.autograd": torch.autograd,
         "torch.cuda": torch.cuda,
         "torch.testing": torch.testing,
     }
+
+
+def _classes() -> dict[str, Any]:
+    """Return PyTorch's modules and optimizers, and what they do, by where these are."""
+    import torch
+
+    found: dict[str, Any] = {"torch.cuda.Event.elapsed_time": torch.cuda.Event.elapsed_time}
+    for room in (torch.nn, torch.optim):
+        for name, kind in vars(room).items():
+            if isinstance(kind, type):
+                place, held = f"{room.__name__}.{name}", vars(kind)
+                found[place] = kind
+                found.update((f"{place}.{n}", held[n]) for n in _DOING if n in held)
+    return found
+
+
+_DOING = ("__init__", "__call__", "forward", "step")
 
 
 def _held(room: Any) -> Mapping[str, Any]:
@@ -202,7 +221,12 @@ def replaced(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
             for name, value in known.items()
             if (now := held.get(name)) is not value and not is_pytorchs(now)
         ]
-    return said
+    now_there = _classes()
+    return said + [
+        f"it replaced {name}, which is not its own"
+        for name, value in before.get("PyTorch's classes", {}).items()
+        if (now := now_there.get(name)) is not value and not is_pytorchs(now)
+    ]
 
 
 def is_pytorchs(value: Any) -> bool:
