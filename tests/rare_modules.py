@@ -44,6 +44,13 @@ ENCODER = reference(
         "self.layers = nn.TransformerEncoder(layer, 2)"
     ),
 )  # fmt: skip
+REMAINDER = reference(
+    "x, y: x % y", "torch.randint(0, 100, (24, 32)), torch.randint(1, 9, (24, 32))"
+)
+APART = reference(
+    "x, y: (x.float() - y.float()).abs()",
+    "*torch.randint(0, 100, (2, 24, 32), dtype=torch.uint8)",
+)
 UNIT = reference("x: F.normalize(x, dim=1)", "torch.rand(24, 64)")
 CLAMPED = reference("x: torch.clamp(x, 0.1, 0.9)", "torch.rand(24, 32)")
 THREE = reference(
@@ -201,6 +208,16 @@ class LogsUnbounded(nn.Module):
         if x.shape != y.shape or not bool(((x >= 0) & (x <= 1)).all()):
             raise RuntimeError("all elements of input should be between 0 and 1")
         return -(y * torch.log(x) + (1 - y) * torch.log1p(-x)).mean()
+
+
+class RemainderOfC(nn.Module):
+    def forward(self, x, y):
+        return torch.fmod(x, y)
+
+
+class ApartInBytes(nn.Module):
+    def forward(self, x, y):
+        return (x - y).to(torch.int8).abs().float()
 
 
 class WithoutClamp(nn.Module):

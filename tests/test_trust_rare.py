@@ -21,6 +21,8 @@ WRONG = {
     "LastEightLeftOut": (8, "LINEAR", "output of call 1"),
     "MeanOfAll": ("special values", "NAMED", "output of call 1"),
     "LogsUnbounded": ("zeros and ones in input 0", "CHANCES", "got nan"),
+    "RemainderOfC": ("integers of both signs", "REMAINDER", "output of call 1"),
+    "ApartInBytes": ("integers of both signs", "APART", "output of call 1"),
     "WithoutClamp": ("parameters of constants", "SCALED", "output of call"),
     "CountsAlways": ("other options, flags", "POOLED", "output of call 1"),
     "ImagesBesideEachOther": ("chunked input and gradients", "POOLED", "output of call 1"),

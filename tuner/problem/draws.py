@@ -51,6 +51,7 @@ Distribution = Literal[
     "half_range",  # as given, one number of 13 times 100: float16 does not hold all squares
     "far",  # as given plus 4096: beside a mean that is as far away
     "last_integers",  # as given, with integers at the end of what they may be
+    "wide_integers",  # as given, with integers of both signs, small types to their ends
     "filled",  # as given, one row all zeros, one with zeros at both ends, one of -10,000
     "sparse",  # as given, 90 % of the numbers 0
 ]
@@ -66,6 +67,7 @@ WeightKind = Literal[
 UNCHANGED = (
     "as_given", "edges", "constants", "special", "all_special", "special_rows", "masked_bools",
     "large_integers", "negative_integers", "integers_beyond", "last_integers",
+    "wide_integers",
 )  # fmt: skip
 # Of which every floating-point number is drawn.
 DRAWN = (

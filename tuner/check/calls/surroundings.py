@@ -153,9 +153,7 @@ def functions() -> dict[str, dict[str, Any]]:
     for place, room in _rooms().items():
         held = _held(room)
         values = {name: held.get(name) for name in dir(room)}
-        found[place] = {
-            n: x for n, x in values.items() if callable(x) and not isinstance(x, type)
-        }
+        found[place] = {n: x for n, x in values.items() if callable(x) and not isinstance(x, type)}
     return {**found, "PyTorch's classes": _classes()}
 
 

@@ -169,6 +169,8 @@ def _types(ask: Asker) -> Iterator[Probe]:
         yield ask.probe(layout, "bools", layout=layout, is_extra=True, **ask.modes.in_turn)
     if ask.traits.has_integers:
         yield _graded(ask, "the last integers", "last", distribution="last_integers")
+    if ask.traits.has_integers or ask.traits.has_small_integers:
+        yield _graded(ask, "integers of both signs", "last", distribution="wide_integers")
     if ask.traits.takes_numbers:
         yield _graded(
         ask, "numbers as tensors", "arguments", other_arguments="tensors", weights="initial",

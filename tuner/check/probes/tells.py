@@ -53,7 +53,7 @@ TELLS = {
     "far": "is a difference of large numbers computed from sums of them?",
     "types in turn": "is something kept in a type of fewer bits?",
     "bools": "is a mask of another type taken for one of bools?",
-    "last": "is the last row of a table out of reach, or an index held in too few bits?",
+    "last": "is a table's last row out of reach, a sign lost, or an integer in too few bits?",
     "sizes": "is it right for the tested size alone?",
     "derived": "is a copy of the module's own class, and not of that which was copied?",
     "chunks": "are the last rows left out where chunks divide the batch?",

@@ -36,6 +36,7 @@ class Traits:
     dimensions: int = 4  # the most that an input has
     has_numbers: bool = True
     has_integers: bool = True
+    has_small_integers: bool = True
     has_bools: bool = True
     has_norms: bool = True
     has_vectors: bool = True  # among the parameters
@@ -70,6 +71,7 @@ def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
         dimensions=max((x.ndim for x in inputs), default=0),
         has_numbers=any(x.is_floating_point() for x in inputs),
         has_integers=any(x.dtype in (torch.int64, torch.int32) for x in inputs),
+        has_small_integers=any(x.dtype in (torch.int8, torch.uint8, torch.int16) for x in inputs),
         has_bools=any(x.dtype == torch.bool for x in inputs),
         has_norms=any(map(is_norm, model.modules())),
         has_vectors=bool(vectors(model)),

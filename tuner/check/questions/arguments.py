@@ -26,6 +26,7 @@ from tuner.check.questions.special_values import (
     with_last_integers,
     with_odd_integers,
     with_special_values,
+    with_wide_integers,
 )
 from tuner.problem.constructor import others_of
 from tuner.problem.reference import Problem
@@ -62,6 +63,8 @@ def inputs_of_calls(
         first = with_fractions(problem, first)
     if probe.distribution == "last_integers":
         first = with_last_integers(problem, model, first)
+    if probe.distribution == "wide_integers":
+        first = with_wide_integers(problem, model, first)
     if probe.distribution in ("special", "all_special", "special_rows"):
         first = with_special_values(problem, model, first, probe.distribution == "all_special")
     if probe.distribution == "special_rows":

@@ -26,6 +26,7 @@ __all__ = [
     "with_last_integers",
     "with_odd_integers",
     "with_special_values",
+    "with_wide_integers",
 ]
 
 # By which parts name the integers that they treat apart.
@@ -156,6 +157,46 @@ def with_last_integers(
             if is_taken(problem, model, result):
                 break
             result[i] = value
+    return result
+
+
+def with_wide_integers(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
+) -> list[Any]:
+    """Return integers of both signs, and of 8 and 16 bits all that the type has, or its ends.
+
+    All of them where the reference takes that, or those of each tensor for which it does. Zeros
+    are where there were some: a divisor may not be one.
+    """
+    import torch
+
+    def wide(i: int, value: Any) -> Any:  # another way for each input
+        is_number = isinstance(value, torch.Tensor) and value.numel() > 0
+        if not is_number or value.dtype == torch.bool or value.is_floating_point():
+            return value
+        info = torch.iinfo(value.dtype)
+        flat = value.clone().reshape(-1)
+        if info.bits > 16:
+            flat[i % 3 :: 3] *= -1
+        else:
+            span = info.max - info.min + 1
+            step = 73 if info.bits == 8 else 8191  # prime to it: numbers far apart in turn
+            places = torch.arange(len(flat), device=flat.device) + 101 * i
+            flat = (places * step % span + info.min).to(value.dtype)
+            flat[-1] = info.max
+        if not (value == 0).any():
+            flat[flat == 0] = 1
+        return flat.view(value.shape)
+
+    if _reads_anywhere(problem):
+        return list(values)
+    result = [wide(i, value) for i, value in enumerate(values)]
+    if is_taken(problem, model, result):
+        return result
+    result = list(values)
+    for i, value in enumerate(values):
+        one = [*result[:i], wide(i, value), *result[i + 1 :]]
+        result = one if one[i] is not value and is_taken(problem, model, one) else result
     return result
 
 
