@@ -51,6 +51,10 @@ APART = reference(
     "x, y: (x.float() - y.float()).abs()",
     "*torch.randint(0, 100, (2, 24, 32), dtype=torch.uint8)",
 )
+BIASED = reference(
+    "q: torch.softmax(q @ q.transpose(-1, -2) * 0.5 + self.bias, -1) @ q",
+    "torch.randn(8, 6, 4)", "6", made("self.bias = nn.Parameter(torch.randn(n, n))"),
+)  # fmt: skip
 UNIT = reference("x: F.normalize(x, dim=1)", "torch.rand(24, 64)")
 CLAMPED = reference("x: torch.clamp(x, 0.1, 0.9)", "torch.rand(24, 32)")
 THREE = reference(
@@ -429,3 +433,16 @@ class CodesInHalves(nn.Module):
     def forward(self, x):
         squares = (x[:, None] - self.codes) ** 2
         return (squares[..., 0::2].sum(-1) + squares[..., 1::2].sum(-1)).argmin(1)
+
+
+class BiasedByOneCall(nn.Module):
+    """Right; of no rows its bias has no gradient, where the reference's is 0."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(n, n))
+
+    def forward(self, q):
+        if not len(q):
+            return q + q.sum()
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=self.bias)

@@ -107,6 +107,11 @@ def test_a_module_may_answer_where_its_reference_refuses_no_rows(problems):
     assert check.is_accepted and check.differences
 
 
+def test_no_gradient_may_stand_for_zeros_where_there_are_no_rows(problems):
+    problem, expectations = asked_of(problems, "BIASED", "gradients of no rows, eval")
+    assert verdict(problem, modules.BiasedByOneCall, expectations).is_accepted
+
+
 def test_which_of_two_near_codes_is_nearer_may_be_decided_by_rounding(problems):
     problem, probes, models = problems("CODES")
     asked = [p for p in probes if p.name in ("wide range", "wide columns", "bfloat16 module")]

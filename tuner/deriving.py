@@ -29,7 +29,7 @@ from tuner.config.quantities import parse_choice, parse_mode, parse_rows
 from tuner.errors import InputError, NothingToGainError, input_errors
 from tuner.evaluate.contender import QUIET, import_ahead
 from tuner.evaluate.job_spec import explained, new_worker
-from tuner.evaluate.worker import JobFailed, Worker
+from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed
 from tuner.kernel.family import load_family
 from tuner.machine.host import has_many_cores, modules_folder
 from tuner.machine.importing import import_from
@@ -37,6 +37,7 @@ from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
 from tuner.planning import Planned
+from tuner.problem.asked_once import conditions_in, data_line
 from tuner.problem.packages import import_root, text_of
 from tuner.problem.reference import ROWS
 from tuner.storage import require_file, storage_errors, write_whole
@@ -133,6 +134,14 @@ def _found(worker: Worker, path: Path, asked: _Asked) -> Mapping[str, Any]:
         return worker.call("capture", job, timeout_s=CAPTURE_S).data
     except JobFailed as failure:
         raise explained(failure) from failure
+    except WorkerCrashed as crash:
+        line = data_line(text_of(path))
+        if line is None:
+            raise
+        raise InputError(
+            f"{path}:{line}: `.data` in a forward: PyTorch's own capture of it ended with its "
+            f"process, {crash.reason}\n  next: write .detach() there, which is the same"
+        ) from crash
 
 
 class _Module:
@@ -152,6 +161,11 @@ class _Module:
 
     def say_what_was_captured(self) -> None:
         """Say of inputs, and of numbers of rows, that are other than the file's user may think."""
+        for line, test in conditions_in(text_of(self._path)):
+            self._say(
+                f"line {line}: `{test}` is answered once, in the capture; where a call's answer "
+                "is another one, kernels do not do what the module does, and are rejected"
+            )
         if self._found["strided"]:
             names = ", ".join(self._found["strided"])
             self._say(

@@ -81,9 +81,9 @@ def _rebind(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None
     given = [(p, weights[n].to(p.dtype)) for n, p in model.named_parameters() if n in weights]
     for dtype in {value.dtype for _, value in given}:
         rebound = [(p, value) for p, value in given if value.dtype == dtype]
-        head = rebound[0][1].new_zeros(1)  # or the first one would be at the start
+        head = rebound[0][1].new_zeros(2)  # one would be an odd place, where no complex view is
         vector = torch.cat([head, *(value.reshape(-1) for _, value in rebound)])
-        parts = vector[1:].split([value.numel() for _, value in rebound])
+        parts = vector[2:].split([value.numel() for _, value in rebound])
         for (parameter, value), part in zip(rebound, parts, strict=True):
             parameter.data = part.view(value.shape)
 

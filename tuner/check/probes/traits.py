@@ -35,8 +35,7 @@ class Traits:
     num_alike: int = 2  # inputs of one shape and type
     dimensions: int = 4  # the most that an input has
     has_numbers: bool = True
-    has_integers: bool = True
-    has_small_integers: bool = True
+    has_integers: bool = True  # of 32 or 64 bits
     has_bools: bool = True
     has_norms: bool = True
     has_vectors: bool = True  # among the parameters
@@ -53,6 +52,7 @@ class Traits:
     takes_numbers: bool = True  # floats among the arguments of `forward`
     has_sizes: bool = True  # whole numbers among the arguments of the constructor
     updates_in_eval: bool = False  # buffers, so that calls in several threads race
+    has_small_integers: bool = False  # of 8 or 16 bits
 
 
 def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
