@@ -90,6 +90,10 @@ MODULES = {
         "return F.leaky_relu(self.c(F.interpolate(torch.sin(x), scale_factor=(2, 3))), 0.2)",
         "3, 4, 6, 7",
     ),
+    "put where": (
+        "self.w = nn.Parameter(torch.rand(12))",
+        "y = x * self.w; y[y > 0.3] = 0.5; y[x < -1] = 0; return torch.exp(y)", "5, 12",
+    ),
     "embedding": (
         "self.e = nn.Embedding(50, 12, padding_idx=3)",
         "return torch.tanh(self.e(x)) * 2.0",

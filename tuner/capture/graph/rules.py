@@ -97,6 +97,17 @@ def _masked_fill(low: Lowering, a: dict[str, Any]) -> Results:
     return low.pointwise("where", a["mask"], a["value"], a["self"])
 
 
+def _index_put(low: Lowering, a: dict[str, Any]) -> Results:
+    """`y[mask] = number`; whatever else is put somewhere is no rule's."""
+    indices, number = a["indices"], a["values"]
+    mask = indices[0] if len(indices) == 1 else None
+    if a.get("accumulate") or not isinstance(mask, Ref) or low.shape_of(number) != ():
+        return None
+    if low.forms[mask.name] != (low.shape, "bool"):
+        return None
+    return low.pointwise("where", mask, number, a["self"])
+
+
 def _cast(low: Lowering, a: dict[str, Any]) -> Results:
     return low.cast(next(iter(a.values())), low.dtype)
 
@@ -204,6 +215,7 @@ _RULES: dict[str, Rule] = {
     "gelu": _gelu,
     "elu": _elu,
     "masked_fill": _masked_fill,
+    "index_put": _index_put,
     "_to_copy": _cast,
     "convert_element_type": _cast,
     **REDUCING,
