@@ -83,3 +83,15 @@ def test_data_in_forward_is_refused_with_its_line(tmp_path, monkeypatch):
         derive_operator(path)
     except InputError as error:
         assert "data.py:14" in str(error)
+
+
+def test_a_tensor_that_forward_makes_belongs_into_the_constructor(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "edges.py"
+    line = "x = torch.bucketize(x * 2, torch.tensor([-1.0, 0.0, 1.0])).float()"
+    path.write_text(MODULE.format(line=line))
+    with pytest.raises(
+        InputError, match=r"line 14: a tensor of numbers that forward makes"
+    ) as said:
+        derive_operator(path)
+    assert "next: make it in the constructor, self.register_buffer(" in str(said.value)

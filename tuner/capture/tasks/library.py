@@ -130,6 +130,12 @@ _INSTEAD = {  # of numbers that calls do not take
 }
 
 
+_MADE_BEFORE = (
+    "make it in the constructor, self.register_buffer('edges', torch.tensor([...]), "
+    "persistent=False), and give the call self.edges"
+)
+
+
 def call_of(graph: Graph, node: Node) -> Call:
     """Return a node as a call.
 
@@ -144,7 +150,8 @@ def call_of(graph: Graph, node: Node) -> Call:
             then = _INSTEAD.get(value.dtype.rstrip("0123456789"), "")
             raise refusal(node, what, "numbers of float16 to float64, int64 or bool", then)
         if isinstance(value, Tensor) and value.value is not None:
-            raise refusal(node, f"the constant {value.name} in a call of {node.op}")
+            what = f"a tensor of numbers that forward makes, in a call of {node.op}"
+            raise refusal(node, what, "tensors that are given, or the module's own", _MADE_BEFORE)
     function, args = _form(node)
     if node.op not in _OF_BYTES:  # truths are bytes, which PyTorch may not take for them
         truths = [value.name for value in values if value.dtype == "bool"]
