@@ -428,6 +428,13 @@ REFUSALS = {
         r":9: .*refuses by the values of a tensor: assert",
         "who calls it",
     ),
+    "a momentum that counts": (
+        "self.b = nn.BatchNorm1d(4, momentum=None)",
+        "return self.b(x)",
+        "torch.rand(8, 4)",
+        r":9: .*decides by the values of a tensor within PyTorch: return self.b",
+        "momentum",
+    ),
     "item": ("pass", "return x * x.max().item()", X, r":9: .*a number out of a tensor", "item"),
     "item in a branch": (
         "pass",

@@ -76,6 +76,12 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
         elif _only_refuses(path, line):
             what_for = "refuses by the values of a tensor"
             then = "leave that to who calls it; of values only what is computed can be recorded"
+        elif not _decides(path, line):
+            what_for = "calls what decides by the values of a tensor within PyTorch"
+            then = (
+                "write out what it computes (a loss by its formula, BatchNorm with a number for "
+                "its momentum)"
+            )
         else:
             what_for = "decides by the values of a tensor"
             then = "compute both cases and choose by torch.where"
@@ -117,13 +123,28 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
     )
 
 
-def _only_refuses(path: Path, line: int) -> bool:
-    """Whether the statement at a line is an assertion, or a condition that only raises."""
+_ASKING = {"bool", "int", "float", "len", "range", "any", "all", "sorted", "min", "max"}
+
+
+def _decides(path: Path, line: int) -> bool:
+    """Whether code at a line may ask a tensor for its values, itself and not what it calls."""
+    here = _nodes_at(path, line)
+    names = {node.id for node in here if isinstance(node, ast.Name)}
+    kinds = ast.If | ast.While | ast.IfExp | ast.Assert | ast.For | ast.BoolOp | ast.Compare
+    return not here or bool(names & _ASKING) or any(isinstance(node, kinds) for node in here)
+
+
+def _nodes_at(path: Path, line: int) -> list[ast.AST]:
     try:
         nodes = ast.walk(ast.parse(path.read_bytes()))
     except (OSError, SyntaxError, ValueError):
-        return False
-    here = [node for node in nodes if getattr(node, "lineno", 0) == line]
+        return []
+    return [node for node in nodes if getattr(node, "lineno", 0) == line]
+
+
+def _only_refuses(path: Path, line: int) -> bool:
+    """Whether the statement at a line is an assertion, or a condition that only raises."""
+    here = _nodes_at(path, line)
     return any(
         isinstance(node, ast.Assert)
         or (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise) and not node.orelse)
