@@ -259,7 +259,7 @@ def test_a_module_file_that_cannot_be_read_is_an_error(tmp_path):
     made = trials(3)
     run = made_run(tmp_path, made)
     (run.path / "module.json").write_text("[]")
-    with pytest.raises(StorageError, match=r"module\.json: cannot be read"):
+    with pytest.raises(StorageError, match=r"module\.json: not what was written there"):
         summary(run)
 
 
