@@ -63,9 +63,8 @@ def matched_text(
         family: the text of the family's `model_new.py`.
     """
     batch = graph.batch if matched.has_any_batch else None
-    is_of_one_mode = (
-        has_modes or matched.has_modes
-    )  # the family may differ where the module does not
+    # The family may differ between modes where the module does not.
+    is_of_one_mode = has_modes or matched.has_modes
     inputs = {t.name for t in graph.inputs}
     source = {n: n if n in inputs else state_text(n) for n in (*matched.state.values(), *inputs)}
     for name, shape in matched.shapes.items():

@@ -193,6 +193,7 @@ def model_new(
     usual = usual_text(
         graph, reference, settings, has_modes, batch, beside, has_calls=bool(stages.calls)
     )
+    other_mode = other_mode_text(graph.is_training, ", ".join(names)) if has_modes else ""
     asks_first, asks_rows = asks_rows_of(graph, batch)
     return _MODULE.format(
         usual=usual,
@@ -200,14 +201,7 @@ def model_new(
         from_and_to=FROM_AND_TO_TEXT,
         names=", ".join(names),
         head=head,
-        asks_first="".join(
-            (
-                other_mode_text(graph.is_training, ", ".join(names)) if has_modes else "",
-                asks_more,
-                _ASKS_STEP.format(names=", ".join(names)),
-                asks_first,
-            )
-        ),
+        asks_first=other_mode + asks_more + _ASKS_STEP.format(names=", ".join(names)) + asks_first,
         asks_rows=indent(asks_rows, "    "),
         arguments=", ".join(arguments),
         step=f"{step or f'_TAKES_STEPS = False  # {without_step}'}\n\n",

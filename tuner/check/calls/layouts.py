@@ -53,9 +53,7 @@ def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
         sizes = [n + 3 * (i == value.ndim - 2) for i, n in enumerate(value.shape)]
         whole = value.new_full(sizes, beside)
         return whole.narrow(-2, 0, value.shape[-2]).copy_(value)
-    if (
-        layout == "chunked" and value.ndim >= 2
-    ):  # channels of a larger image, as of a concatenation
+    if layout == "chunked" and value.ndim >= 2:  # channels of a larger image
         count = value.shape[1]
         whole = value.new_full((value.shape[0], 2 * count, *value.shape[2:]), beside)
         return whole.narrow(1, count, count).copy_(value)

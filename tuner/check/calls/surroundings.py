@@ -151,10 +151,13 @@ def functions() -> dict[str, dict[str, Any]]:
     """
     found = {}
     for place, room in _rooms().items():
+        if isinstance(room, dict):
+            found[place] = room
+            continue
         held = _held(room)
         values = {name: held.get(name) for name in dir(room)}
         found[place] = {n: x for n, x in values.items() if callable(x) and not isinstance(x, type)}
-    return {**found, "PyTorch's classes": _classes()}
+    return found
 
 
 def _rooms() -> dict[str, Any]:
@@ -165,30 +168,31 @@ def _rooms() -> dict[str, Any]:
         "torch": torch,
         "torch.Tensor": torch.Tensor,
         "torch.nn.functional": torch.nn.functional,
+        "torch.nn": _classes(torch.nn),
         "torch.nn.Module": torch.nn.Module,
         "torch.nn.init": torch.nn.init,
         "torch.nn.utils": torch.nn.utils,
         "torch.autograd": torch.autograd,
         "torch.cuda": torch.cuda,
+        "torch.cuda.Event": torch.cuda.Event,
+        "torch.optim": _classes(torch.optim),
         "torch.testing": torch.testing,
     }
 
 
-def _classes() -> dict[str, Any]:
-    """Return PyTorch's modules and optimizers, and what they do, by where these are."""
-    import torch
-
-    found: dict[str, Any] = {"torch.cuda.Event.elapsed_time": torch.cuda.Event.elapsed_time}
-    for room in (torch.nn, torch.optim):
-        for name, kind in vars(room).items():
-            if isinstance(kind, type):
-                place, held = f"{room.__name__}.{name}", vars(kind)
-                found[place] = kind
-                found.update((f"{place}.{n}", held[n]) for n in _DOING if n in held)
-    return found
-
-
 _DOING = ("__init__", "__call__", "forward", "step")
+
+
+def _classes(room: Any) -> dict[str, Any]:
+    """Return the classes of a module of PyTorch's, and what they do, by their names there."""
+    found: dict[str, Any] = {}
+    for name, kind in vars(room).items():
+        if isinstance(kind, type):
+            found[name] = kind
+            found.update(
+                (f"{name}.{n}", x) for n in _DOING if (x := vars(kind).get(n)) is not None
+            )
+    return found
 
 
 def _held(room: Any) -> Mapping[str, Any]:
@@ -199,7 +203,7 @@ def _held(room: Any) -> Mapping[str, Any]:
     """
     held: dict[str, Any] = {}
     if not isinstance(room, type):
-        held = vars(room)
+        held = room if isinstance(room, dict) else vars(room)
         return held
     for place in reversed(room.__mro__):
         held.update(vars(place))
@@ -219,12 +223,7 @@ def replaced(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
             for name, value in known.items()
             if (now := held.get(name)) is not value and not is_pytorchs(now)
         ]
-    now_there = _classes()
-    return said + [
-        f"it replaced {name}, which is not its own"
-        for name, value in before.get("PyTorch's classes", {}).items()
-        if (now := now_there.get(name)) is not value and not is_pytorchs(now)
-    ]
+    return said
 
 
 def is_pytorchs(value: Any) -> bool:

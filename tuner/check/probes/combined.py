@@ -143,12 +143,9 @@ def _orders(ask: Asker, twice: dict[str, Any]) -> Iterator[Probe]:
             "channels_last gradients", "incoming", gradient_layout="channels_last", **twice
         )
         yield ask.graded(
-            "chunked input and gradients",
-            "layout",
-            layout="chunked",
-            gradient_layout="chunked",
+            "chunked input and gradients", "layout", layout="chunked", gradient_layout="chunked",
             is_extra=True,
-        )
+        )  # fmt: skip
 
 
 def _conversions(ask: Asker) -> Iterator[Probe]:
