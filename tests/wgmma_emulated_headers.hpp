@@ -40,8 +40,15 @@ namespace emulated::warp_products {  // of templates/_lib/warp_products.cuh
 
 struct Given { const unsigned *left, *right; };
 
-inline float half_of(unsigned pair, int k) {
-  return __uint_as_float(k % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+inline float first_of(unsigned pair) { return __uint_as_float(pair << 16); }
+inline float second_of(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+inline unsigned rounded(float number) {  // to eight bits, half-way to even
+  const unsigned bits = __float_as_uint(number);
+  if (isnan(number)) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline unsigned pair_of(float first, float second) {
+  return rounded(second) << 16 | rounded(first);
 }
 
 // Threads lend each other what they were given, until all have read it.
@@ -57,7 +64,8 @@ inline void multiply(float (&sum)[4], const unsigned (&left)[4], const unsigned 
       const int member = k % 8 / 2;
       const unsigned one = of(row % 8 * 4 + member)->left[row / 8 + k / 8 * 2];
       const unsigned other = of(column * 4 + member)->right[k / 8];
-      made += double(half_of(one, k)) * double(half_of(other, k));
+      made += k % 2 == 0 ? double(first_of(one)) * first_of(other)
+                         : double(second_of(one)) * second_of(other);
     }
     sum[i] = float(double(sum[i]) + made);
   }

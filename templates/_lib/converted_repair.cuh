@@ -1,9 +1,9 @@
 // What rows of x or of the weight give that float16 cannot have, computed behind the product: rows
 // of x whose unit is NaN, and marked rows of the weight. A block that finds none of either, or is
-// told so, ends at once. Each float32 number is three bfloat16 ones, of eight bits each, the second
-// times 2^8 and the third times 2^16, so that subnormal ones lose nothing. Of their nine products
-// three are below 2^-26 of the largest, but of numbers whose first part is subnormal: they are made
-// where there are such.
+// told so, ends at once. Each float32 number is three bfloat16 ones, of eight bits each, of whose
+// nine products those are made that are not below 2^-26 of the largest. Where numbers are so small
+// or so large that parts or products may not be what they are of others, all nine are made of parts
+// that are, the second times 2^8 and the third times 2^16.
 namespace converted {
 
 {% include "_lib/warp_products.cuh" %}
@@ -136,24 +136,52 @@ __device__ __forceinline__ void split_in_three(float number, float (&parts)[3]) 
   parts[2] = is_finite ? low : isnan(number) ? __uint_as_float(0x7fc00000u) : number;
 }
 
-// Whether one of them is so small that its first part has fewer than eight bits.
-__device__ __forceinline__ bool put_parts(RepairParts& into, const float (&numbers)[kRepairEach],
-                                          const RowTerms& at) {
-  bool is_any_small = false;
+// A pair of numbers as pairs of parts, where none is unusual.
+__device__ __forceinline__ void split_usual(float first, float second, unsigned (&pairs)[3]) {
+  using namespace warp_products;
 #pragma unroll
-  for (int j = 0; j < kRepairEach; j += 2) {
-    float one[3], other[3];
-    split_in_three(numbers[j], one);
-    split_in_three(numbers[j + 1], other);
-#pragma unroll
-    for (int p = 0; p < 3; ++p) {
-      into.pairs[p][at.row][(at.first + j) / 2] =
-          __float_as_uint(one[p]) >> 16 | (__float_as_uint(other[p]) & 0xffff0000u);
-    }
-    const auto is_small = [](float x) { return x != 0.0f && fabsf(x) < 0x1p-110f; };
-    is_any_small = is_any_small || is_small(numbers[j]) || is_small(numbers[j + 1]);
+  for (int p = 0; p < 3; ++p) {
+    pairs[p] = pair_of(first, second);
+    first -= first_of(pairs[p]);
+    second -= second_of(pairs[p]);
   }
-  return is_any_small;
+}
+
+__device__ __forceinline__ void split_any(float first, float second, unsigned (&pairs)[3]) {
+  float one[3], other[3];
+  split_in_three(first, one);
+  split_in_three(second, other);
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    pairs[p] = __float_as_uint(one[p]) >> 16 | (__float_as_uint(other[p]) & 0xffff0000u);
+  }
+}
+
+template <bool kIsUsual>
+__device__ __forceinline__ void put_parts(RepairParts& into, const float (&numbers)[kRepairEach],
+                                          const RowTerms& at) {
+  static_assert(kRepairEach == 8, "four pairs are stored at once");
+  unsigned pairs[4][3];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    (kIsUsual ? split_usual : split_any)(numbers[2 * j], numbers[2 * j + 1], pairs[j]);
+  }
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    *reinterpret_cast<uint4*>(&into.pairs[p][at.row][at.first / 2]) =
+        make_uint4(pairs[0][p], pairs[1][p], pairs[2][p], pairs[3][p]);
+  }
+}
+
+// Whether one is below 2^-100, but not 0, or 2^60 or above, or NaN.
+__device__ __forceinline__ bool is_any_unusual(const float (&numbers)[kRepairEach]) {
+  bool is_any = false;
+#pragma unroll
+  for (float number : numbers) {
+    const float size = fabsf(number);
+    is_any |= (size != 0.0f) & !((size >= 0x1p-100f) & (size < 0x1p60f));
+  }
+  return is_any;
 }
 
 // Of a warp: 16 rows of the tile's own, and 32 of the others.
@@ -174,7 +202,7 @@ struct RepairSums {
                                                    const RepairParts& others,
                                                    const Multiply& multiply) {
     const unsigned member = threadIdx.x % 4;
-#pragma unroll 1
+#pragma unroll
     for (unsigned k = member; k < kRepairDepth / 2; k += 8) {
       unsigned left[3][4];
 #pragma unroll
@@ -196,46 +224,63 @@ struct RepairSums {
     }
   }
 
-  // What a short sum gives; products of one size each, since tensor cores truncate.
-  __device__ __forceinline__ void add(const RepairParts& owns, const RepairParts& others) {
+  // What a short sum gives; the smaller products apart, since tensor cores truncate.
+  __device__ __forceinline__ void add_usual(const RepairParts& owns, const RepairParts& others) {
     using warp_products::multiply;
-    float large[kTiles][4] = {}, middle[kTiles][4] = {}, small[kTiles][4] = {};
+    float large[kTiles][4] = {}, rest[kTiles][4] = {};
     each_step(owns, others, [&](int tile, const auto& left, const auto& right) {
-      multiply(small[tile], left[2], right[0]);
-      multiply(small[tile], left[0], right[2]);
-      multiply(small[tile], left[1], right[1]);
-      multiply(middle[tile], left[1], right[0]);
-      multiply(middle[tile], left[0], right[1]);
+      multiply(rest[tile], left[2], right[0]);
       multiply(large[tile], left[0], right[0]);
+      multiply(rest[tile], left[0], right[2]);
+      multiply(rest[tile], left[1], right[1]);
+      multiply(rest[tile], left[1], right[0]);
+      multiply(rest[tile], left[0], right[1]);
     });
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        // Parts of one number may have two signs: where it is beyond float32, so would they be.
-        const bool is_beyond = fabsf(large[tile][i]) == INFINITY;
-        const float rest = (small[tile][i] * 0x1p-8f + middle[tile][i]) * 0x1p-8f;
-        numbers[tile][i] += is_beyond ? large[tile][i] : large[tile][i] + rest;
-      }
-    }
+    each_sum([&](int tile, int i) { numbers[tile][i] += large[tile][i] + rest[tile][i]; });
   }
 
-  // The three products that `add` leaves out.
-  __device__ __forceinline__ void add_least(const RepairParts& owns, const RepairParts& others) {
+  // The same of parts that are scaled.
+  __device__ __forceinline__ void add_any(const RepairParts& owns, const RepairParts& others) {
     using warp_products::multiply;
-    float small[kTiles][4] = {}, least[kTiles][4] = {};
+    float sums[kTiles][4] = {}, least[kTiles][4] = {};
     each_step(owns, others, [&](int tile, const auto& left, const auto& right) {
-      multiply(small[tile], left[1], right[2]);
-      multiply(small[tile], left[2], right[1]);
+      multiply(sums[tile], left[1], right[2]);
+      multiply(sums[tile], left[2], right[1]);
       multiply(least[tile], left[2], right[2]);
     });
+    each_sum([&](int tile, int i) {
+      // Of an Inf or a NaN it is NaN, and they are in other products.
+      const float small = (least[tile][i] * 0x1p-8f + sums[tile][i]) * 0x1p-8f;
+      least[tile][i] = fabsf(small) < INFINITY ? small : 0.0f;
+      sums[tile][i] = 0.0f;
+    });
+    each_step(owns, others, [&](int tile, const auto& left, const auto& right) {
+      multiply(least[tile], left[2], right[0]);
+      multiply(least[tile], left[0], right[2]);
+      multiply(least[tile], left[1], right[1]);
+      multiply(sums[tile], left[1], right[0]);
+      multiply(sums[tile], left[0], right[1]);
+    });
+    each_sum([&](int tile, int i) {
+      least[tile][i] = (least[tile][i] * 0x1p-8f + sums[tile][i]) * 0x1p-8f;
+      sums[tile][i] = 0.0f;
+    });
+    each_step(owns, others, [&](int tile, const auto& left, const auto& right) {
+      multiply(sums[tile], left[0], right[0]);
+    });
+    each_sum([&](int tile, int i) {
+      // Parts of one number may have two signs: where it is beyond float32, so would they be.
+      const bool is_beyond = fabsf(sums[tile][i]) == INFINITY;
+      numbers[tile][i] += is_beyond ? sums[tile][i] : sums[tile][i] + least[tile][i];
+    });
+  }
+
+  template <class Each>
+  static __device__ __forceinline__ void each_sum(const Each& each) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float rest = (least[tile][i] * 0x1p-8f + small[tile][i]) * 0x1p-24f;
-        if (fabsf(numbers[tile][i]) < INFINITY) numbers[tile][i] += rest;
-      }
+      for (int i = 0; i < 4; ++i) each(tile, i);
     }
   }
 };
@@ -279,15 +324,24 @@ __device__ __forceinline__ void repair_rows(const Repair& of, const Epilogue& ep
     fetch_terms(other_next, beside, batch, other_row, other_at.first, depth);
     RepairSums sums;
     for (int k = 0; k < depth; k += kRepairDepth) {
-      bool is_any_small = put_parts(shared.owns, own_next, own_at);
-      is_any_small = put_parts(shared.others, other_next, other_at) || is_any_small;
-      is_any_small = __syncthreads_or(is_any_small);
+      put_parts<true>(shared.owns, own_next, own_at);
+      put_parts<true>(shared.others, other_next, other_at);
+      const bool is_unusual =
+          __syncthreads_or(is_any_unusual(own_next) || is_any_unusual(other_next));
+      if (is_unusual) {
+        put_parts<false>(shared.owns, own_next, own_at);
+        put_parts<false>(shared.others, other_next, other_at);
+        __syncthreads();
+      }
       if (const int next = k + kRepairDepth; next < depth) {
         fetch_terms(own_next, operand, batch, own_row, next + own_at.first, depth);
         fetch_terms(other_next, beside, batch, other_row, next + other_at.first, depth);
       }
-      sums.add(shared.owns, shared.others);
-      if (is_any_small) sums.add_least(shared.owns, shared.others);
+      if (is_unusual) {
+        sums.add_any(shared.owns, shared.others);
+      } else {
+        sums.add_usual(shared.owns, shared.others);
+      }
       __syncthreads();
     }
 #pragma unroll

@@ -48,28 +48,18 @@ def product_join_kernel(
 
 
 @triton.jit
-def product_part(values):
-    # The number of eight bits that is next to each, as bfloat16 and as it is in float32.
-    bits = values.to(tl.int32, bitcast=True)
-    size = tl.minimum((bits & 0x7FFFFFFF) + 0x8000, 0x7F7FFFFF)  # none is beyond bfloat16
-    bits = (bits ^ (bits & 0x7FFFFFFF)) | (size & 0x7FFF0000)
-    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def product_parts(values):
     # Three numbers of eight bits for each of these, the second times 2^8 and the third times 2^16,
     # so that subnormal ones lose nothing: all that float32 holds, of its whole range. And the third
     # with what is Inf or NaN, which times 0 is NaN: in the others these are 1 or -1.
+    most: tl.constexpr = 3.3895313892515355e38  # of bfloat16
     is_finite = tl.abs(values) < float("inf")
     rest = tl.where(is_finite, values, tl.where(values > 0, 1.0, -1.0))
-    high, its = product_part(rest)
-    rest = (rest - its) * 256
-    middle, its = product_part(rest)
-    low, _ = product_part((rest - its) * 256)
-    odd = tl.where(values > 0, 0x7F80, 0xFF80 - 0x10000)
-    odd = tl.where(values == values, odd, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return high, middle, low, tl.where(is_finite, low, odd)
+    high = tl.clamp(rest, -most, most).to(tl.bfloat16)
+    rest = (rest - high.to(tl.float32)) * 256
+    middle = rest.to(tl.bfloat16)
+    low = (rest - middle.to(tl.float32)) * 256
+    return high, middle, low.to(tl.bfloat16), tl.where(is_finite, low, values).to(tl.bfloat16)
 
 
 @triton.jit
@@ -332,7 +322,7 @@ def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
     # Two of its programs fill a multiprocessor; more would take long to start, mostly for nothing.
     product_repair_kernel[(min(2 * batches * tiles, 512),)](
         *operands, *lists, out, *sizes, batches, bias, *strides,
-        ROWS=64, COLUMNS=64, DEPTH=32, num_warps=4,
+        ROWS=128, COLUMNS=64, DEPTH=32, num_warps=8,
     )
 
 

@@ -11,4 +11,16 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&left)
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
 }
 
+// Two float32 numbers, rounded to nearest: the first is in the lower half.
+__device__ __forceinline__ unsigned pair_of(float first, float second) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+__device__ __forceinline__ float first_of(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float second_of(unsigned pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+
 }  // namespace warp_products
