@@ -18,8 +18,10 @@ import torch
 from test_steps import gradients
 from test_steps_of_halves import on_gpu
 
+from tuner.export.python_operators import python_binding, python_calls
 from tuner.kernel.family import builtin_folder
 from tuner.kernel.rendering import rendered
+from tuner.plans import Argument, Plan, Step, Tensor
 
 SOURCE = Path(__file__).with_name("driver_of_the_host.c")
 PTX = ".visible .entry {name}(\n{parameters}\n)\n.maxntid 128\n{{ .param .b32 in_the_body; }}"
@@ -82,7 +84,7 @@ class Kernel:
 @pytest.fixture
 def text(library, monkeypatch):
     """The text's names, with kernels, and a function that uses all that is replayed."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # the host, of tensors there
     active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 7)
     triton = SimpleNamespace(
         __version__="3.6.0", JITFunction=Kernel,
@@ -262,6 +264,125 @@ def test_launches_that_are_looked_at_are_not_replayed(text):
     for seed in range(3):
         check(text, *drawn(seed))
     assert text.num_calls == 3 and text.scaled.kernel.num_looks == 3
+
+
+def chain(text, links: int, makes=torch.empty):
+    """A function of x that doubles it so often, each time into memory of its own."""
+
+    def work(x):
+        state = [x]
+        for _ in range(links):
+            state.append(makes(x.shape))
+            text.scaled[(-(-len(x) // 16),)](state[-2], state[-1], len(x), 2.0)
+        return state
+
+    return work
+
+
+@pytest.mark.parametrize("picked", [[-1], [-1, -2], [1, 4]])
+def test_what_a_function_returns_is_made_anew_each_time(picked, text):
+    made = chain(text, 4)
+    is_alone = len(picked) == 1
+
+    def picking(x):
+        state = made(x)
+        return state[picked[0]] if is_alone else tuple(state[i] for i in picked)
+
+    work, kept = text.replayed(picking), []
+    for seed in range(4):
+        x, _ = drawn(seed, 100)
+        found = work(x)
+        kept.append((x, (found,) if is_alone else found))
+    (replay,) = work.replays.values()
+    for x, found in kept:
+        for i, each in zip(picked, found, strict=True):
+            torch.testing.assert_close(each, x * 2.0 ** (i % 5))
+    pointers = [each.data_ptr() for _, found in kept for each in found]
+    assert len({*pointers}) == len(pointers) and replay is not None
+    assert replay.num_early == min(i % 5 for i in picked) - 1
+
+
+def test_memory_is_shared_by_what_is_not_needed_at_the_same_time(text):
+    """Of four links three are between: the first may lie where the third does."""
+    made = chain(text, 4)
+    work = text.replayed(lambda x: made(x)[-1])
+    for seed in range(3):
+        x, _ = drawn(seed, 100)
+        torch.testing.assert_close(work(x), 16 * x)
+    (replay,) = work.replays.values()
+    assert replay.places.num_bytes == 2 * 512  # of 400 bytes each
+    assert replay.places.num_zeroed_bytes == 0
+
+
+def test_what_was_made_of_zeros_is_zeros_in_each_call(text):
+    def work(x):
+        total, out = torch.zeros(1), torch.empty(x.shape)
+        for _ in range(2):
+            text.summed[(1,)](x, x, total, out, len(x), more=1)
+        last = torch.empty(x.shape)
+        text.summed[(1,)](out, total.expand(1), total, last, 1, more=1)
+        return last
+
+    work = text.replayed(work)
+    for seed in range(3):
+        x, _ = drawn(seed, 64)
+        torch.testing.assert_close(work(x)[0], 2 * x[0] + 4 * x.sum())
+
+
+@pytest.mark.parametrize("why", ["given", "twice", "view", "zeros", "list"])
+def test_what_is_returned_otherwise_is_not_replayed(why, text):
+    made = chain(text, 2, torch.zeros if why == "zeros" else torch.empty)
+    returned = {
+        "given": lambda state: (state[0], state[2]), "twice": lambda state: (state[2], state[2]),
+        "view": lambda state: state[2][1:], "zeros": lambda state: state[2],
+        "list": lambda state: [state[2]],
+    }[why]  # fmt: skip
+    work = text.replayed(lambda x: returned(made(x)))
+    for seed in range(3):
+        x, _ = drawn(seed)
+        found = work(x)
+        last = found[-1] if isinstance(found, (tuple, list)) else found
+        torch.testing.assert_close(last, 4 * x[1:] if why == "view" else 4 * x)
+    assert [*work.replays.values()] == [None]
+
+
+def doubled(inputs: int, more: tuple[Step, ...] = ()) -> Plan:
+    """A call that makes `y`, four times `x`, by way of what it keeps in between."""
+    arguments = tuple(Argument(name, shape=("rows",)) for name in "xw"[:inputs])
+    steps = (Step("call", "twice", ("x", "z")), Step("call", "twice", ("z", "y")))
+    return Plan(
+        "doubled", arguments, (Tensor("y", ("rows",)),), (Tensor("z", ("rows",)),), (*steps, *more)
+    )
+
+
+def test_a_whole_call_of_an_exported_file_is_replayed(text):
+    def twice(x, out):
+        text.num_calls += 1
+        text.scaled[(-(-len(x) // 16),)](x, out, len(x), 2.0)
+
+    namespace, plan = "tests_of_replays", doubled(1)
+    written = f"{python_calls(plan, namespace, True)}\n\n{python_binding(plan, namespace)}"
+    assert 'device.type != "cuda"' in written
+    names = {**text.names, "twice": twice}
+    exec(written.replace('device.type != "cuda"', "False"), names)
+    for seed in range(5):
+        x, _ = drawn(seed)
+        torch.testing.assert_close(names["called_doubled"](x), 4 * x)
+    # The operator's own call, and the first one past it; both launch twice.
+    assert text.num_calls == 4 and None not in names["_work_doubled"].replays.values()
+    names["called_doubled"](drawn(1, 48)[0])
+    assert text.num_calls == 6
+
+
+@pytest.mark.parametrize("plan, replays, is_replayed", [
+    (doubled(1), True, True),
+    (doubled(1), False, False),
+    (doubled(2), True, True),
+    (doubled(1, (Step("aten", "relu", ("y",), out="y"),)), True, False),
+    (doubled(1, (Step("aten", "relu", ("y",), gives="v"),)), True, False),
+])  # fmt: skip
+def test_calls_that_are_kernels_alone_are_replayed_where_the_text_can(plan, replays, is_replayed):
+    assert ("@replayed" in python_calls(plan, "mine", replays)) == is_replayed
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 #
 # What such a function makes and launches depends on its arguments' form alone: dtypes, shapes,
 # strides, numbers. Its first call of a form is watched. Later ones make what it allocated as one
-# block, put addresses in their places, and launch by CUDA's driver: what Python and Triton ask for
-# each launch takes the host ten times as long.
+# block, in which what is not needed at the same time shares memory, and what it returns apart; they
+# put addresses in their places, and launch by CUDA's driver: what Python and Triton ask for each
+# launch takes the host ten times as long.
 
 import contextlib
 import ctypes
@@ -54,14 +55,19 @@ class LaunchRecorder(TorchDispatchMode):
         return result
 
 
-class ReplayPlaces:
-    # Where the addresses of one call are from: its arguments, or what it made, which is one block
-    # in a replay, zeroed at its beginning.
+def in_rooms(num_bytes):
+    return -(-num_bytes // REPLAY_ROOM_BYTES) * REPLAY_ROOM_BYTES
 
-    def __init__(self, recorder, tensors):
-        self.of = {}  # (number of an argument or, of the block, how many these are; bytes behind)
+
+class ReplayPlaces:
+    # Where the addresses of one call are from: its arguments, what it returns, or what it made
+    # besides, which is one block in a replay, zeroed at its beginning.
+
+    def __init__(self, recorder, tensors, results):
+        # (number of an argument, of a result behind these or, last, of the block; bytes behind)
+        self.of = {}
         self.spans = []
-        for t in tensors:
+        for t in (*tensors, *results):
             last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
             first = t.data_ptr()
             self.spans.append((first, first + (last + 1) * t.element_size() * (t.numel() > 0)))
@@ -78,12 +84,39 @@ class ReplayPlaces:
             raise NotReplayed("arguments share memory")
         made = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in recorder.made}
         zeroed = {t.untyped_storage().data_ptr() for t in recorder.zeroed}
-        self.rooms, self.num_bytes, self.num_zeroed_bytes = {}, 0, 0
-        for first in sorted(made, key=lambda first: first not in zeroed):
+        for result in results:
+            first = result.data_ptr()
+            if made.pop(first, None) is None or first in zeroed or result.storage_offset():
+                raise NotReplayed("it returns what it did not make, or twice, or made of zeros")
+        self.rooms, self.num_bytes = {}, 0
+        for first in zeroed:
             self.rooms[first] = self.num_bytes
-            self.num_bytes += -(-made[first].nbytes() // REPLAY_ROOM_BYTES) * REPLAY_ROOM_BYTES
-            if first in zeroed:
-                self.num_zeroed_bytes = self.num_bytes
+            self.num_bytes += in_rooms(made[first].nbytes())
+        self.num_zeroed_bytes = self.num_bytes
+        self.share(recorder, {first: made[first].nbytes() for first in made if first not in zeroed})
+
+    def share(self, recorder, num_bytes):
+        # Room from a tensor's first launch to its last, the largest first, each where there is
+        # some earliest in the block. A stream's launches are done in order.
+        lives = {}
+        for number, (_, _, arguments) in enumerate(recorder.launches):
+            for given in arguments:
+                if isinstance(given, torch.Tensor):
+                    first = given.untyped_storage().data_ptr()
+                    if first in num_bytes:
+                        lives.setdefault(first, [number, number])[1] = number
+        taken = []  # (where it begins, where it ends, its first launch, its last)
+        for first in sorted(lives, key=num_bytes.get, reverse=True):
+            begin, end = lives[first]
+            at, size = self.num_zeroed_bytes, in_rooms(num_bytes[first])
+            for its_at, its_end, its_begin, its_last in sorted(taken):
+                if its_begin <= end and begin <= its_last and its_end > at:
+                    if at + size <= its_at:
+                        break
+                    at = its_end
+            taken.append((at, at + size, begin, end))
+            self.rooms[first] = at
+            self.num_bytes = max(self.num_bytes, at + size)
 
     def number(self, tensor):
         # Which of the addresses is a tensor's.
@@ -99,13 +132,17 @@ class ReplayPlaces:
 
 
 class LaunchReplay:
-    # What calls of a form make and launch; `recorder` watched one on `tensors`.
+    # What calls of a form make and launch; `recorder` watched one on `tensors`, which returned
+    # `result`: nothing, or one tensor or several that it made.
 
-    def __init__(self, recorder, tensors, driver):
-        if recorder.why:
-            raise NotReplayed(recorder.why)
+    def __init__(self, recorder, tensors, result, driver):
+        results = () if result is None else result if isinstance(result, tuple) else (result,)
+        if recorder.why or not all(isinstance(made, torch.Tensor) for made in results):
+            raise NotReplayed(recorder.why or "it returns other things")
         self.driver, self.device, self.lock = driver, tensors[0].device, threading.Lock()
-        self.places = ReplayPlaces(recorder, tensors)
+        self.places = ReplayPlaces(recorder, tensors, results)
+        self.results = [(made.shape, made.stride(), made.dtype) for made in results]
+        self.is_alone = isinstance(result, torch.Tensor)
         num_given = sum(len(arguments) for _, _, arguments in recorder.launches)
         self.addresses = (ctypes.c_uint64 * num_given)()  # by their number, of which many are one
         self.kept = []  # what launches point to
@@ -115,6 +152,14 @@ class LaunchReplay:
             for what, how, arguments in recorder.launches
         ]  # fmt: skip
         self.format = f"={len(self.places.of)}Q"
+        # An idle device waits for the first launches; what they do not write is made behind them.
+        apart = {made.untyped_storage().data_ptr() for made in results}
+        self.num_early = 0
+        for _, _, arguments in recorder.launches if apart else ():
+            given = [t.untyped_storage().data_ptr() for t in arguments if torch.is_tensor(t)]
+            if not apart.isdisjoint(given):
+                break
+            self.num_early += 1
 
     def launch_of(self, made, grid, arguments):
         # Of a kernel that Triton compiled, but those that it launches in clusters, say.
@@ -169,19 +214,31 @@ class LaunchReplay:
         return called_again
 
     def __call__(self, pointers):
-        room = None
-        if self.places.num_bytes:
-            room = torch.empty(self.places.num_bytes, dtype=torch.uint8, device=self.device)
-            pointers = [*pointers, room.data_ptr()]
-        addresses = [pointers[base] + behind for base, behind in self.places.of]
+        room, num_bytes = None, self.places.num_bytes
+        if num_bytes:
+            room = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        at = 0 if room is None else room.data_ptr()
         active = triton.runtime.driver.active
         stream = active.get_current_stream(active.get_current_device())
+        if zeroed := self.places.num_zeroed_bytes:
+            if code := self.driver.cuMemsetD8Async(at, 0, zeroed, stream):
+                raise RuntimeError(f"cuMemsetD8Async: CUDA's driver says {code}")
+        if self.num_early:
+            none = [0] * len(self.results)
+            self.launch([*pointers, *none, at], self.launches[: self.num_early], stream)
+        made = [
+            torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
+            for shape, stride, dtype in self.results
+        ]
+        pointers = [*pointers, *(each.data_ptr() for each in made), at]
+        self.launch(pointers, self.launches[self.num_early :], stream)
+        return made[0] if self.is_alone else tuple(made) or None
+
+    def launch(self, pointers, launches, stream):
+        addresses = [pointers[base] + behind for base, behind in self.places.of]
         with self.lock:
             struct.pack_into(self.format, self.addresses, 0, *addresses)
-            if num_bytes := self.places.num_zeroed_bytes:
-                if code := self.driver.cuMemsetD8Async(pointers[-1], 0, num_bytes, stream):
-                    raise RuntimeError(f"cuMemsetD8Async: CUDA's driver says {code}")
-            for launch in self.launches:
+            for launch in launches:
                 launch(addresses, stream)
 
 
@@ -194,8 +251,13 @@ def replay_driver(path="libcuda.so.1"):
     return library
 
 
+def is_replaying():
+    return REPLAYS and LAUNCHES_AT_ONCE and LAUNCH_RECORDING.recorder is None
+
+
 class replayed:
-    # A function of tensors and numbers, all of whose work is done by kernels; it returns nothing.
+    # A function of tensors and numbers, all of whose work is done by kernels. It returns nothing,
+    # or one tensor or several, which it has made.
 
     driver = None
 
@@ -205,20 +267,28 @@ class replayed:
         self.replays = {}  # by form; of None, calls are not replayed
 
     def __call__(self, *arguments):
-        if not (REPLAYS and LAUNCHES_AT_ONCE) or LAUNCH_RECORDING.recorder is not None:
+        if not is_replaying():
             return self.function(*arguments)
         form, pointers = [], []
         for given in arguments:
             if isinstance(given, torch.Tensor):
-                if not pointers and given.device.type != REPLAY_DEVICE:  # as where it is interpreted
-                    return self.function(*arguments)
                 pointers.append(given.data_ptr())
                 form += given.dtype, given.shape, given.stride(), pointers[-1] % 16
             elif type(given) in REPLAY_PLAIN:
                 form.append(given)
             else:  # such as what a product has found for what is behind it
                 return self.function(*arguments)
-        form = torch.cuda.current_device(), *form
+        return self.again(tuple(form), pointers, arguments)
+
+    def again(self, form, pointers, arguments):
+        # A call whose arguments' form is known, and where its tensors are.
+        first = arguments[0] if arguments and is_replaying() else None
+        if not isinstance(first, torch.Tensor) or first.device.type != REPLAY_DEVICE:
+            return self.function(*arguments)  # as where kernels are interpreted
+        device = torch.cuda.current_device()  # where kernels start
+        if first.get_device() != device:
+            return self.function(*arguments)
+        form = device, form
         replay = self.replays.get(form, self)
         if replay is self:
             return self.watched(form, arguments)
@@ -237,8 +307,7 @@ class replayed:
         with contextlib.suppress(NotReplayed, OSError):
             if replayed.driver is None:
                 replayed.driver = replay_driver()
-            if result is None and tensors:
-                replay = LaunchReplay(recorder, tensors, self.driver)
+            replay = LaunchReplay(recorder, tensors, result, self.driver)
         if len(self.replays) >= 256:  # as many numbers of rows, say
             self.replays.clear()
         self.replays[form] = replay

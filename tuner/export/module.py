@@ -269,7 +269,7 @@ def _triton(candidate: Candidate, namespace: str) -> str:
 at_fixed_lines(globals())
 
 
-{python_calls(candidate.plan, namespace).rstrip()}
+{python_calls(candidate.plan, namespace, "class replayed:" in candidate.source).rstrip()}
 
 
 IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}")

@@ -19,13 +19,14 @@ from tuner.trial import Language
 __all__ = ["operator_of", "python_binding", "python_calls", "work_of"]
 
 
-def python_calls(plan: Plan, namespace: str) -> str:
+def python_calls(plan: Plan, namespace: str, replays: bool = False) -> str:
     """Write each call of the plan as a Python function, and one that the file's module calls.
 
     The text expects `torch` and the functions of the candidate's source around it, and what
-    `python_binding` registers.
+    `python_binding` registers. With `replays` that source has `replayed`, and calls that are
+    kernels alone repeat what an earlier one launched.
     """
-    functions = [_python_call(call, namespace) for call in plan.calls]
+    functions = [_python_call(call, namespace, replays) for call in plan.calls]
     helpers = [inspect.getsource(channels_last).rstrip()] if has_channels_last(plan) else []
     return "\n\n\n".join([_PYTHON_CALLED, *helpers, *functions]) + "\n"
 
@@ -54,21 +55,27 @@ def operator_of(plan: Plan, language: Language, namespace: str, ending: str = ""
 
 
 def work_of(plan: Plan, ending: str = "") -> str:
-    """Return what calls the kernels of a file in Triton directly, for a tuple.
+    """Return what calls the kernels of a file in Triton directly.
 
     Its arguments are of a form that the operator has taken, and lie as `_dense` makes them.
     """
-    work = f"_work_{plan.function}{ending}"
-    return work if len(plan.outputs) > 1 else f"lambda *args: ({work}(*args),)"
+    return f"_work_{plan.function}{ending}"
 
 
-def _python_call(plan: Plan, namespace: str) -> str:
+def _is_kernels_alone(plan: Plan) -> bool:
+    return all(a.shape is not None for a in plan.arguments) and all(
+        step.kind != "aten" and not step.gives for step in plan.steps
+    )
+
+
+def _python_call(plan: Plan, namespace: str, replays: bool) -> str:
     names = ", ".join(a.name for a in plan.arguments)
+    head = "@replayed\n" if replays and _is_kernels_alone(plan) else ""
     first = next(a.name for a in plan.arguments if a.shape is not None)
     work = f"_work_{plan.function}"
     body = "\n".join(f"    {line}" for line in work_lines(plan))
     return f"""\
-def {work}({names}):
+{head}def {work}({names}):
     if torch.cuda.current_device() != {first}.get_device():  # where kernels start
         with torch.cuda.device({first}.device):
             return {work}({names})
@@ -128,6 +135,12 @@ def _form_of(work, args):
     return tuple(form)
 
 
+def _worked(work, form, args):
+    # What kernels make of arguments of this form, all of them tensors where they are replayed.
+    again = getattr(work, "again", None)
+    return work(*args) if again is None else again(form, [x.data_ptr() for x in args], args)
+
+
 def _called(op, work, args):
     # Calls an operator past PyTorch's dispatcher and the operator's checks, which take the host
     # longer than two launches, where arguments of this form went through both before.
@@ -135,7 +148,7 @@ def _called(op, work, args):
         return op(*args)
     form = _form_of(work, args)
     if form in _TAKEN:
-        return work(*args)
+        return _worked(work, form, args)
     made = op(*args)
     if form is not None:
         if len(_TAKEN) >= 1024:  # as many numbers of rows, say
