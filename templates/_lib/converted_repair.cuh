@@ -47,7 +47,6 @@ struct RepairParts {
 struct RepairTile {  // of a block
   int list[kRepairSide];  // of the tile's own rows
   int counts[kLookedAt][kRepairers / 32];
-  RepairParts owns, others;
 };
 
 // How many rows are odd. Those from number `first` on are listed, and -1 where there are no more.
@@ -285,6 +284,41 @@ struct RepairSums {
   }
 };
 
+// A tile's sums of products, of rows that each thread fetches its share of; -1 is no row. One text
+// of machine code for all kernels of a source: it takes most of the time to compile these.
+__device__ __noinline__ void repair_sums(RepairSums& made, const Operand own, const Operand other,
+                                         int64_t batch, int64_t own_row, int64_t other_row,
+                                         int depth) {
+  __shared__ RepairParts owns, others;
+  const RowTerms own_at(own), other_at(other);
+  float own_next[kRepairEach], other_next[kRepairEach];
+  fetch_terms(own_next, own, batch, own_row, own_at.first, depth);
+  fetch_terms(other_next, other, batch, other_row, other_at.first, depth);
+  RepairSums sums;
+  for (int k = 0; k < depth; k += kRepairDepth) {
+    put_parts<true>(owns, own_next, own_at);
+    put_parts<true>(others, other_next, other_at);
+    const bool is_unusual =
+        __syncthreads_or(is_any_unusual(own_next) || is_any_unusual(other_next));
+    if (is_unusual) {
+      put_parts<false>(owns, own_next, own_at);
+      put_parts<false>(others, other_next, other_at);
+      __syncthreads();
+    }
+    if (const int next = k + kRepairDepth; next < depth) {
+      fetch_terms(own_next, own, batch, own_row, next + own_at.first, depth);
+      fetch_terms(other_next, other, batch, other_row, next + other_at.first, depth);
+    }
+    if (is_unusual) {
+      sums.add_any(owns, others);
+    } else {
+      sums.add_usual(owns, others);
+    }
+    __syncthreads();
+  }
+  made = sums;
+}
+
 // What odd rows of one operand give with all of the other; of the weight, not with x's odd ones,
 // which give it themselves. Blocks take turns, of which this is number `turn` of so many.
 template <bool kOfX, class Epilogue>
@@ -315,35 +349,11 @@ __device__ __forceinline__ void repair_rows(const Repair& of, const Epilogue& ep
     }
     if (!__syncthreads_or(wants != 0)) continue;
 
-    const RowTerms own_at(operand), other_at(beside);
-    const int64_t own_row = shared.list[own_at.row];
-    const bool is_other = first + other_at.row < num_others;
-    const int64_t other_row = is_other ? first + other_at.row : -1;
-    float own_next[kRepairEach], other_next[kRepairEach];
-    fetch_terms(own_next, operand, batch, own_row, own_at.first, depth);
-    fetch_terms(other_next, beside, batch, other_row, other_at.first, depth);
+    const int64_t own_row = shared.list[RowTerms(operand).row];
+    const int64_t other_row = first + RowTerms(beside).row;
     RepairSums sums;
-    for (int k = 0; k < depth; k += kRepairDepth) {
-      put_parts<true>(shared.owns, own_next, own_at);
-      put_parts<true>(shared.others, other_next, other_at);
-      const bool is_unusual =
-          __syncthreads_or(is_any_unusual(own_next) || is_any_unusual(other_next));
-      if (is_unusual) {
-        put_parts<false>(shared.owns, own_next, own_at);
-        put_parts<false>(shared.others, other_next, other_at);
-        __syncthreads();
-      }
-      if (const int next = k + kRepairDepth; next < depth) {
-        fetch_terms(own_next, operand, batch, own_row, next + own_at.first, depth);
-        fetch_terms(other_next, beside, batch, other_row, next + other_at.first, depth);
-      }
-      if (is_unusual) {
-        sums.add_any(shared.owns, shared.others);
-      } else {
-        sums.add_usual(shared.owns, shared.others);
-      }
-      __syncthreads();
-    }
+    repair_sums(sums, operand, beside, batch, own_row, other_row < num_others ? other_row : -1,
+                depth);
 #pragma unroll
     for (int j = 0; j < 4 * RepairSums::kTiles; ++j) {
       if ((wants >> j & 1) == 0) continue;
