@@ -810,14 +810,18 @@ def test_buffers_and_submodules_are_shared_by_tensor_and_copied_else():
 
 
 REFUSED = {
-    "whole numbers of 32 bits": (
-        "x + (y * 3 + 1)",
-        f"{X}, torch.randint(0, 9, (100,)).int()",
-        "y is int32, which is not read yet",
+    "unsigned numbers of 16 bits": (
+        "x + y.float()",
+        f"{X}, torch.randint(0, 9, (100,)).to(torch.uint16)",
+        "y is uint16, which is not read yet",
     ),
-    "places of 32 bits": (f"{F}.embedding(y, x)", f"{X}, torch.ones(7).int()", "x.long()"),
+    "unsigned numbers in a call": (
+        "(x * 2, y.sum())",
+        f"{X}, torch.ones(7).to(torch.uint16)",
+        "x.long()",
+    ),
     "complex numbers": ("torch.fft.rfft(x).abs()", X, "of real and of imaginary parts"),
-    "another type": ("x.int()", X, "a result is int32"),
+    "another type": ("x.to(torch.uint16)", X, "a result is uint16"),
     "a range past 2^24": ("x * torch.arange(0, 2**24 + 900, 169467)", X, "for arange yet"),
 }
 

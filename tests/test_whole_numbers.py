@@ -17,7 +17,19 @@ needs_triton = pytest.mark.skipif(
 
 F = "torch.nn.functional"
 X, Y = "torch.randn(5, 33, 40)", "torch.randn(37, 100)"
+WIDE = "torch.randint(-2**40, 2**40, (37, 100))"
 IDS, LABELS = "torch.randint(0, 50, (37, 20))", "torch.randint(0, 7, (37,))"
+# Of numbers of few bits, some of which their sums, products and opposites do not fit.
+SMALL = {
+    "read": "(x * y, y.float() / 255 - x, y / 3, y * 0.5, x * y.bool())",
+    "compared": "(x * (y > 5), x * (y == z), torch.where(y > z, x, 0), y <= z)",
+    "computed": "(x * 2, y + z, y * z, (y - 1).float() * x, y.long() * 3, -y, y.clamp(3, 9))",
+    "reduced": "(x * 2, y.sum(1), y.amax(1), y.argmin(1), y.max(), y.any(1))",
+    "moved": "(x * 2, y.roll(1, 1), torch.cat([y, z], 1), torch.where(x > 0, y, z), "
+             "y.masked_fill(x > 0, 3))",
+    "cast": "((x.abs() * 20).clamp(max=100).to(OWN), y.long(), y.half(), y.long() + 2**40, "
+            "(x > 0).to(OWN), x * 2)",
+}  # fmt: skip
 # A forward, what the constructor makes, and the inputs.
 FORMS: dict[str, tuple[str, str, str]] = {
     "embeddings": (
@@ -88,6 +100,27 @@ FORMS: dict[str, tuple[str, str, str]] = {
         "((y + len(x)).float()[:, None] * x.exp(), y * len(x), torch.arange(40) * len(x) + x)",
         "", f"{X}[0, :, :40], torch.randint(9, (33,))",
     ),
+    "the most of large ones": (
+        "(lambda v, i: (x * 2, y.amax(-1), v, i, y.argmin(-1), y.argmax(), z.argmax(-1)))"
+        "(*y.min(-1))", "",
+        f"{Y}, {WIDE}, torch.randint(2**40, 2**40 + 9, (37, 100))",
+    ),
+    "halves of large ones": ("(x * 2, y.half() + x.half() * 0, y.half())", "",
+                             f"{Y}, torch.randint(-70000, 70000, (37, 100))"),
+    "given as floats": (
+        "(y.float(), z.half(), z.long(), (y.T + 0).float(), x * 2, y.float().view(-1))", "",
+        f"{Y}, {WIDE}, torch.rand(37, 100) > 0.5",
+    ),
+    "places of 32 bits": ("self.e(y) * 2 + x[:, z]", "self.e = nn.Embedding(50, 16)",
+                          f"{Y}, torch.randint(0, 50, (37,), dtype=torch.int32), "
+                          "torch.randint(0, 100, (16,), dtype=torch.int32)"),
+    "labels of 8 bits": (f"{F}.cross_entropy(x * 2, y.long())", "",
+                         f"{Y}, torch.randint(0, 100, (37,), dtype=torch.uint8)"),
+    **{f"{name} {dtype}": (forward.replace("OWN", f"torch.{dtype}"), "", ", ".join(
+            [Y, *2 * [f"torch.randint({least}, {most}, (37, 100), dtype=torch.{dtype})"]]))
+       for dtype, least, most in (("int32", -2**31, 2**31), ("int16", -2**15, 2**15),
+                                  ("int8", -128, 128), ("uint8", 0, 256))
+       for name, forward in SMALL.items()},
     "a part written": ("(lambda t: (t[:, 1:].copy_(x[:, :-1] > 0), x * t)[1])(x > 1)", "", Y),
 }  # fmt: skip
 FOR_ONE_BATCH = {
@@ -99,6 +132,12 @@ FOR_ONE_BATCH = {
     "chosen",
     "returned in other types",
     "rows counted",
+    "the most of large ones",
+    "halves of large ones",
+    "given as floats",
+    "places of 32 bits",
+    "labels of 8 bits",
+    *(f"{name} {dtype}" for name in SMALL for dtype in ("int32", "int16", "int8", "uint8")),
 }
 
 

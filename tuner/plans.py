@@ -8,7 +8,9 @@ from typing import Literal
 
 __all__ = ["Argument", "DType", "Plan", "Step", "Tensor"]
 
-DType = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
+DType = Literal[
+    "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

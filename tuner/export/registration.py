@@ -25,6 +25,8 @@ _AT_TYPE = {
     "float64": "at::kDouble",
     "float16": "at::kHalf",
     "bfloat16": "at::kBFloat16",
+    "int8": "at::kChar",
+    "int16": "at::kShort",
     "int32": "at::kInt",
     "int64": "at::kLong",
     "uint8": "at::kByte",

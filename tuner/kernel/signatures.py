@@ -29,6 +29,7 @@ _INT64 = {
 }
 _INT32 = {"int", "int32_t", "uint32_t", "unsigned", "unsigned int", "signed", "signed int"}
 _SMALL = {*_INT32, "short", "unsigned short", "int16_t", "uint16_t", "char", "bool", "uint8_t"}
+_SMALL |= {"signed char", "int8_t"}
 _FLOATS = {"float", "half", "__half", "__nv_bfloat16", "nv_bfloat16"}
 _FLOATS |= {"halves::Float16", "halves::Bfloat16"}  # of templates/_lib/cpu_halves.hpp
 _SCALARS = {*_INT64, *_SMALL, *_FLOATS, "double", "void"}
@@ -38,6 +39,7 @@ _POINTED: dict[str, set[str]] = {
     "double": {"float64"},
     **{key: {"int32"} for key in _INT32},
     **{key: {"int64"} for key in _INT64},
+    **{key: {"int16"} for key in ("short", "int16_t")},
     **{key: {"float16"} for key in ("half", "__half", "halves::Float16")},
     **{key: {"bfloat16"} for key in ("__nv_bfloat16", "nv_bfloat16", "halves::Bfloat16")},
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 
-from tuner.capture.graph.graph import Graph, Node, Ref
+from tuner.capture.graph.graph import Graph, Node, Ref, Tensor
 from tuner.capture.nests.index_space import REDUCTIONS, refusal
 from tuner.capture.nests.nest import DTYPES
-from tuner.capture.nests.precision import EXACT, HALVES, Precision
+from tuner.capture.nests.precision import EXACT, FLOATS, HALVES, WHOLE, Precision, are_told_apart
 
-__all__ = ["refuse_inexact", "refuse_mixtures"]
+__all__ = ["refuse_inexact", "refuse_mixtures", "refuse_unread"]
 
 _REDUCING = REDUCTIONS | {"gather"}
 
@@ -24,12 +24,27 @@ def refuse_inexact(
     if node.dtype not in DTYPES or (precision == "float64" and node.dtype in HALVES):
         raise refusal(node, f"{node.op} gives {node.dtype}, which is not computed yet")
     tensors = [graph.value(a.name) for a in node.args if isinstance(a, Ref)]
-    whole = [t for t in tensors if t.dtype == "int64" and t.name not in numbers]
-    is_select = node.op == "where" and len(whole) <= 1
-    is_compared = node.dtype == "bool" and len(whole) <= 1
+    whole = [t for t in tensors if t.dtype in WHOLE and t.name not in numbers]
+    wide = [t for t in whole if not are_told_apart(t.dtype)]
+    is_select = node.op == "where" and len(wide) <= 1
+    is_compared = node.dtype == "bool" and len(wide) <= 1
+    is_cast = node.op == "cast" and node.dtype in FLOATS
     is_small = all(abs(float(a)) < EXACT for a in node.args if not isinstance(a, Ref))
-    if (whole or node.dtype == "int64") and not ((is_select or is_compared) and is_small):
+    if (whole or node.dtype == "int64") and not (
+        (is_select or is_compared or is_cast) and is_small
+    ):
         raise refusal(node, f"{node.op} of whole numbers")
+
+
+def refuse_unread(user: Node, value: Tensor | Node, precision: Precision) -> None:
+    """Raise NotOneNest where a nest cannot read a value, which `user` is the first to do."""
+    if isinstance(value, Tensor) and value.value is not None:
+        raise refusal(user, f"the constant {value.name} has several values")
+    if value.dtype not in DTYPES | WHOLE:
+        then = "give it int64, as x.long() makes it" if value.dtype.startswith("uint") else ""
+        raise refusal(user, f"{value.name} is {value.dtype}, which is not read yet", then=then)
+    if precision == "float64" and value.dtype in HALVES:
+        raise refusal(user, f"{value.name} is {value.dtype}, beside float64")
 
 
 def refuse_mixtures(nodes: Sequence[Node], real: Callable[[str], str]) -> None:

@@ -18,13 +18,13 @@ from tuner.capture.nests.index_space import (
     space_of,
 )
 from tuner.capture.nests.means import about_mean
-from tuner.capture.nests.mixtures import refuse_inexact, refuse_mixtures
-from tuner.capture.nests.nest import COLUMN, DTYPES, Nest, Output, Pass, Reduction, Statement, Tap
+from tuner.capture.nests.mixtures import refuse_inexact, refuse_mixtures, refuse_unread
+from tuner.capture.nests.nest import COLUMN, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.nests.operations import OPERATIONS, Kind, operation_of, simpler
-from tuner.capture.nests.precision import EXACT, HALVES, computed_in, rounding_of, stored_as
+from tuner.capture.nests.precision import EXACT, computed_in, rounding_of, stored_as
 from tuner.capture.nests.ranges import with_ranges_read
 from tuner.capture.nests.scans import scan_of
-from tuner.capture.nests.viewing import is_same, real_name, views_read
+from tuner.capture.nests.viewing import is_given_in_floats, is_same, real_name, views_read
 from tuner.capture.nests.windows import tap_of
 
 __all__ = ["nest_of"]
@@ -140,12 +140,7 @@ class _Builder:
             if value.name not in used:
                 continue
             user = used[value.name]
-            if isinstance(value, Tensor) and value.value is not None:
-                raise refusal(user, f"the constant {value.name} has several values")
-            if value.dtype not in DTYPES:
-                raise refusal(user, f"{value.name} is {value.dtype}, which is not read yet")
-            if self.precision == "float64" and value.dtype in HALVES:
-                raise refusal(user, f"{value.name} is {value.dtype}, beside float64")
+            refuse_unread(user, value, self.precision)
             dtype = self.memory.get(value.name, stored_as(value))
             arguments.append(Tensor(value.name, value.shape, dtype))
             self.levels[value.name] = 0
@@ -226,7 +221,8 @@ class _Builder:
             refuse_inexact(self.graph, node, self.numbers, self.precision)
             self._add(node.name, f"as_{rounded}", (self._operand(node.args[0]),))
             return
-        if node.op == "cast" and node.dtype == "int64":
+        is_made = is_given_in_floats(self.graph, node)
+        if is_made or (node.op == "cast" and node.dtype == "int64"):
             self._add(node.name, "trunc", (self._operand(node.args[0]),))
             return
         op, own = simpler(node.op, node.args)

@@ -22,7 +22,9 @@ __all__ = [
     "EXACT",
     "FLOATS",
     "HALVES",
+    "WHOLE",
     "Precision",
+    "are_told_apart",
     "computed_in",
     "in_float64",
     "is_wider",
@@ -36,10 +38,12 @@ Precision = Literal["float32", "float64"]
 HALVES = {"float16", "bfloat16"}
 _RANKS = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2}
 FLOATS = frozenset(_RANKS)
+WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 EXACT = 2**24  # float32 tells whole numbers apart up to here
 CPP_TYPES = {
     "float32": "float", "float64": "double", "bfloat16": "halves::Bfloat16",
-    "float16": "halves::Float16", "int64": "int64_t", "bool": "uint8_t",
+    "float16": "halves::Float16", "int64": "int64_t", "int32": "int32_t", "int16": "int16_t",
+    "int8": "int8_t", "uint8": "uint8_t", "bool": "uint8_t",
 }  # fmt: skip
 
 
@@ -47,6 +51,11 @@ def computed_in(graph: Graph) -> Precision:
     """Return what the kernels of a graph compute in."""
     values: list[Tensor | Node] = [*graph.given, *graph.nodes]
     return "float64" if any(value.dtype == "float64" for value in values) else "float32"
+
+
+def are_told_apart(dtype: str) -> bool:
+    """Whether floats hold each number of a dtype, so that they compare as whole numbers do."""
+    return dtype in WHOLE - {"int64", "int32"}
 
 
 def stored_as(value: Tensor | Node) -> str:
@@ -63,7 +72,9 @@ def is_wider(before: str, after: str) -> bool:
     """Whether every number of the one dtype is one of the other; whole numbers count as such."""
     if after not in FLOATS:
         return False
-    return before == "int64" or (before in FLOATS and _RANKS[before] < _RANKS[after])
+    if before in WHOLE:
+        return after not in HALVES or before in ("int8", "uint8")  # all of which halves have
+    return before in FLOATS and _RANKS[before] < _RANKS[after]
 
 
 def rounding_of(graph: Graph, node: Node) -> str | None:
@@ -74,6 +85,8 @@ def rounding_of(graph: Graph, node: Node) -> str | None:
     """
     (operand,) = node.args
     before = graph.value(operand.name).dtype if isinstance(operand, Ref) else ""
+    if before in WHOLE and node.dtype in HALVES and not is_wider(before, node.dtype):
+        return node.dtype
     if not {before, node.dtype} <= FLOATS or before == node.dtype:
         return None
     if is_wider(before, node.dtype):

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.capture.graph.graph import Graph, Node, Ref, free_name, in_order
-from tuner.capture.nests.index_space import ALIASES, SAME_ORDER, name_of
+from tuner.capture.graph.graph import Graph, Node, Ref, Tensor, free_name, in_order
+from tuner.capture.nests.index_space import ALIASES, SAME_ORDER, name_of, viewed
 from tuner.capture.nests.nest import DTYPES
 from tuner.capture.nests.precision import FLOATS, is_wider, rounding_of
 
-__all__ = ["is_same", "real_name", "views_read", "with_rows_copied", "without_turns"]
+__all__ = [
+    "is_given_in_floats",
+    "is_same",
+    "real_name",
+    "views_read",
+    "with_rows_copied",
+    "without_turns",
+]
 
 
 def real_name(graph: Graph, name: str) -> str:
@@ -22,11 +29,22 @@ def real_name(graph: Graph, name: str) -> str:
     return value.name
 
 
+def is_given_in_floats(graph: Graph, node: Node) -> bool:
+    """Whether a result is what is given, whole numbers or truths, as floats: it has to be made."""
+    if node.op != "cast" or node.dtype not in {*FLOATS, "int64"}:
+        return False
+    given = viewed(graph, node.refs[0])
+    is_given = isinstance(given, Tensor) and given.dtype not in {*FLOATS, node.dtype}
+    return is_given and node in (viewed(graph, name) for name in graph.outputs)
+
+
 def is_same(graph: Graph, node: Node) -> bool:
     """Whether a cast changes no value: what reads it converts where it must."""
     if node.op != "cast":
         return False
     before = graph.value(name_of(node.args[0])).dtype
+    if is_given_in_floats(graph, node):
+        return False
     if before == node.dtype or (before == "bool" and node.dtype in DTYPES):
         return True
     is_float = before in FLOATS and node.dtype in FLOATS

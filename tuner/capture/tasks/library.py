@@ -19,7 +19,7 @@ from tuner.capture.graph.lowering import plain
 from tuner.capture.graph.vocabulary import MOVES, VOCABULARY
 from tuner.capture.nests.index_space import OVER_COLUMNS, refusal
 from tuner.capture.nests.operations import OPERATIONS
-from tuner.capture.nests.precision import FLOATS
+from tuner.capture.nests.precision import FLOATS, WHOLE
 
 __all__ = [
     "MATRIX_PRODUCTS", "Call", "call_of", "flops_of", "is_call", "with_results_apart",
@@ -123,7 +123,6 @@ def with_results_apart(graph: Graph) -> Graph:
 
 
 _INSTEAD = {  # of numbers that calls do not take
-    "int": "give it int64, as x.long() makes it",
     "uint": "give it int64, as x.long() makes it",
     "complex": "write it with two tensors, of real and of imaginary parts, or tune what stands "
     "before or behind",
@@ -145,10 +144,12 @@ def call_of(graph: Graph, node: Node) -> Call:
     values: list[Tensor | Node] = [graph.value(name) for name in node.refs]
     everything: list[Tensor | Node] = [node, *values]
     for value in everything:
-        if value.dtype not in {*FLOATS, "int64", "bool"}:
+        if value.dtype not in {*FLOATS, *WHOLE, "bool"}:
             what = f"{node.op} of {value.dtype}"
             then = _INSTEAD.get(value.dtype.rstrip("0123456789"), "")
-            raise refusal(node, what, "numbers of float16 to float64, int64 or bool", then)
+            raise refusal(
+                node, what, "numbers of float16 to float64, int8 to int64, uint8 or bool", then
+            )
         if isinstance(value, Tensor) and value.value is not None:
             what = f"a tensor of numbers that forward makes, in a call of {node.op}"
             raise refusal(node, what, "tensors that are given, or the module's own", _MADE_BEFORE)

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref
 from tuner.capture.graph.vocabulary import COMMUTING, COMPARISONS
-from tuner.capture.nests.precision import EXACT
+from tuner.capture.nests.precision import EXACT, WHOLE, are_told_apart
 from tuner.capture.nests.viewing import real_name
 from tuner.capture.tasks.library import is_call
 
@@ -21,7 +21,11 @@ __all__ = ["counters_of", "with_whole_numbers_called"]
 
 _CALLED = {"add", "sub", "mul", "maximum", "minimum", "clamp", "abs", "neg", "sign", "where"}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "sub": "rsub"}
-_CASTS = {"float32": "_cast_Float", "float64": "_cast_Double", "int64": "_cast_Long"}
+_CASTS = {
+    "float32": "_cast_Float", "float64": "_cast_Double", "int64": "_cast_Long",
+    "int32": "_cast_Int", "int16": "_cast_Short", "int8": "_cast_Char", "uint8": "_cast_Byte",
+}  # fmt: skip
+_PICKING = {"amax", "amin", "argmax", "argmin"}
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}  # the second operand is no tensor
 
 
@@ -60,16 +64,25 @@ def with_whole_numbers_called(graph: Graph) -> Graph:
 
     def called(node: Node) -> Node:
         args = tuple(map(known, node.args))
-        whole = [a for a in args if isinstance(a, Ref) and graph.value(a.name).dtype == "int64"]
-        if node.op == "sum" and node.dtype == "int64" and whole and whole[0].name not in truths:
+        dtypes = {a.name: graph.value(a.name).dtype for a in args if isinstance(a, Ref)}
+        whole = [name for name, dtype in dtypes.items() if dtype in WHOLE]
+        wide = [name for name in whole if not are_told_apart(dtypes[name])]
+        is_narrow = node.dtype in WHOLE - {"int64"}  # which no nest makes
+        if node.op == "sum" and node.dtype == "int64" and whole and whole[0] not in truths:
             return _call(node, "sum", args, {k: node.attrs[k] for k in ("axes", "keepdim")})
+        if node.op in _PICKING and (wide or is_narrow):
+            return _call(node, node.op, args, _picked(node, graph))
+        if node.op == "cast" and (is_narrow or (node.dtype == "int64" and wide)):
+            return _call(node, _CASTS[node.dtype], args, {})
         numbers_of = [a for a in args if not isinstance(a, Ref)]
-        is_exact = len(whole) <= 1 and all(abs(float(a)) < EXACT for a in numbers_of)
-        is_called = node.dtype == "int64" and node.op in _CALLED
+        is_exact = len(wide) <= 1 and all(abs(float(a)) < EXACT for a in numbers_of)
+        is_called = node.dtype in WHOLE and node.op in _CALLED
         is_truth = node.dtype == "bool" and node.op in COMPARISONS
         if not whole or not (is_called or is_truth):
             return node
-        if is_exact and (is_truth or (node.op == "where" and node.name not in stored)):
+        if is_exact and (
+            is_truth or (node.op == "where" and not is_narrow and node.name not in stored)
+        ):
             return node  # which a nest does
         op = node.op
         if op != "where" and not isinstance(args[0], Ref):
@@ -90,9 +103,19 @@ def _with_results_cast(graph: Graph) -> Graph:
     for node in graph.nodes:
         cast = _CASTS.get(node.dtype) if node.op == "cast" and node.name in graph.outputs else None
         of = graph.value(real_name(graph, node.refs[0])) if cast else node
-        is_called = isinstance(of, Node) and is_call(of) and of.dtype in ("bool", "int64")
+        is_called = isinstance(of, Node) and is_call(of) and of.dtype in {*WHOLE, "bool"}
         nodes.append(_call(node, cast, node.args, {}) if cast and is_called else node)
     return replace(graph, nodes=tuple(nodes))
+
+
+def _picked(node: Node, graph: Graph) -> dict[str, JsonValue]:
+    """Return the dimensions of a largest or least element as PyTorch's operators take them."""
+    axes, keeps = node.attrs["axes"], node.attrs["keepdim"]
+    if node.op in ("amax", "amin"):
+        return {"axes": axes, "keepdim": keeps}
+    assert isinstance(axes, list)
+    is_one_of = len(axes) == 1 and len(graph.value(node.refs[0]).shape) > 1
+    return {"axes": axes[0] if is_one_of else None, "keepdim": keeps}
 
 
 def _of_truths(graph: Graph, node: Node) -> bool:
