@@ -15,12 +15,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_any_module import derive
 from test_steps import gradients
 from test_steps_of_halves import on_gpu
 
+from tuner.evaluate.modules import imported
+from tuner.export.module import export_text
 from tuner.export.python_operators import python_binding, python_calls
-from tuner.kernel.family import builtin_folder
+from tuner.kernel.family import builtin_folder, load_family
 from tuner.kernel.rendering import rendered
+from tuner.machine.datasheets import known_device
 from tuner.plans import Argument, Plan, Step, Tensor
 
 SOURCE = Path(__file__).with_name("driver_of_the_host.c")
@@ -444,3 +448,65 @@ def test_a_replay_is_on_the_current_stream_in_graphs_and_in_any_thread(tmp_path)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(8)))
+
+
+NORMED = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(768)
+
+    def forward(self, x):
+        return torch.nn.functional.silu(self.norm(x)) * x, x.sum(0)
+
+
+def get_inputs():
+    return [torch.randn(512, 768)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_whole_calls_and_steps_of_an_exported_file_give_the_same_bits(tmp_path):
+    _, made = derive(tmp_path, "normed", NORMED)
+    family = load_family(made.name, [made.folder])
+    candidate = family.render({"template": "nest_triton"}, known_device("H200").facts())
+    path = tmp_path / "exported.py"
+    path.write_text(
+        export_text(family, candidate, reference=NORMED, sizes={}, flags=[], provenance=[])
+    )
+    module = imported(path)
+    works = [w for name, w in vars(module).items() if name.startswith("_work_")]
+    assert works and all(type(work).__name__ == "replayed" for work in works)
+
+    def results() -> list[torch.Tensor]:
+        model, found = module.ModelNew().cuda(), []
+        torch.manual_seed(3)
+        for batch in (512, 512, 130, 512, 130, 130):
+            x = torch.randn(batch, 768, device="cuda")
+            with torch.no_grad():
+                found += model(x)
+            x.requires_grad_()
+            made = model(x)
+            found += made
+            found += torch.autograd.grad(
+                made, [x, *model.parameters()], [torch.randn_like(y) for y in made]
+            )
+        return [*found, *model.buffers()]
+
+    module.REPLAYS = False
+    wanted = results()
+    assert not any(work.replays for work in works)
+    module.REPLAYS = True
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(results(), wanted, strict=True))
+    replays = [replay for work in works for replay in work.replays.values()]
+    assert len(replays) > 1 and None not in replays
