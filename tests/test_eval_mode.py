@@ -257,7 +257,7 @@ def test_a_kernel_for_eval_mode_is_checked_where_it_is_used(
 ):
     few = "very many rows;many rows, one of NaN;NaN row;Inf elements;eval mode"
     monkeypatch.setenv("FEW_PROBES", few)
-    right, wrong = "s * bias[j] - mean[j]", "s * bias[j] + mean[j]"
+    right, wrong = "s * bias[j] - running_mean[j]", "s * bias[j] + running_mean[j]"
     candidate = planned.example()
     assert candidate.source.count(right) == 1
     planted = replace(candidate, source=candidate.source.replace(right, wrong))

@@ -25,17 +25,18 @@ static const char* product(const float* x, const float* weight, const float* bia
                        found,
                        static_cast<int>(depth),
                        static_cast<int>(padded)};
+  // First: an idle device has something to do while the host describes operands.
+  const char* message = launch(split_rows_kernel, {unsigned(rows), kSplitters, 0, true}, stream,
+                               split);
+  if (message != nullptr) return message;
   TensorMaps maps;
-  const char* message =
-      wgmma_tensor_map::describe(&maps.weight, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, weight, columns,
-                                 depth, 4 * depth, kBlockM / kClusterN, 32);
+  message = wgmma_tensor_map::describe(&maps.weight, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, weight,
+                                       columns, depth, 4 * depth, kBlockM / kClusterN, 32);
   for (int half = 0; half < 2 && message == nullptr; ++half) {
     message = wgmma_tensor_map::describe(&maps.x[half], CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
                                          split.halves + half * padded / 2, rows, padded,
                                          4 * padded, kBlockN / kClusterM, kBlockK);
   }
-  if (message != nullptr) return message;
-  message = launch(split_rows_kernel, {unsigned(rows), kSplitters, 0, true}, stream, split);
   if (message != nullptr) return message;
   const Batches one = batches_of(1, columns, 1, rows);
   const Finish finish = {split.unit, split.mean, bias, marks, nullptr, out, rows, columns, one};

@@ -56,15 +56,13 @@ __global__ void __launch_bounds__(kMendThreads)
 }
 
 // Follows the kernel that wrote y by the statistics that are stored.
-static const char* mend_infinities(const float* x, const float* weight, const float* bias, float* y,
-                                   ColumnStats stats, const float* beta, int64_t in_features,
-                                   void* stream) {
-  stats.bias = bias;  // not what a kernel made of it and the weight
-  const unsigned rows = unsigned((stats.rows + kMendThreads - 1) / kMendThreads);
-  const unsigned columns = unsigned((stats.columns + kMendThreads - 1) / kMendThreads);
-  const char* message = launch(fused_gemm_scale_bn_mend_kernel<true>, {rows, kMendThreads, 0},
-                               stream, x, weight, y, stats, beta, in_features);
-  if (message != nullptr) return message;
-  return launch(fused_gemm_scale_bn_mend_kernel<false>, {columns, kMendThreads, 0}, stream, x,
-                weight, y, stats, beta, in_features);
+static const char* mend_infinities(const Call& call, ColumnStats stats, void* stream) {
+  stats.bias = call.bias;  // not what a kernel made of it and the weight
+  const auto mend = [&](auto kernel, int64_t lines) {
+    const unsigned blocks = unsigned((lines + kMendThreads - 1) / kMendThreads);
+    return launch(kernel, {blocks, kMendThreads, 0}, stream, call.x, call.weight, call.y, stats,
+                  call.beta, call.in_features);
+  };
+  const char* message = mend(fused_gemm_scale_bn_mend_kernel<true>, stats.rows);
+  return message != nullptr ? message : mend(fused_gemm_scale_bn_mend_kernel<false>, stats.columns);
 }

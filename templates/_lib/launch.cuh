@@ -21,13 +21,14 @@ struct Shape {  // of a launch
   int threads;
   int smem_bytes;
   bool is_first = false;  // of its chain
+  unsigned blocks_down = 1;  // the grid's second dimension
 };
 
 template <class... Parameters, class... Arguments>
 static const char* launch(void (*kernel)(Parameters...), const Shape& shape, void* stream,
                           Arguments... arguments) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(shape.blocks);
+  config.gridDim = dim3(shape.blocks, shape.blocks_down);
   config.blockDim = dim3(unsigned(shape.threads));
   config.dynamicSmemBytes = size_t(shape.smem_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
@@ -39,4 +40,15 @@ static const char* launch(void (*kernel)(Parameters...), const Shape& shape, voi
   const cudaError_t error =
       cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// Lets a kernel have so much dynamic shared memory, where it is more than any kernel may have.
+template <class Kernel>
+static const char* allow_memory(Kernel kernel, int smem_bytes) {
+  if (smem_bytes + 1024 <= 48 * 1024) return nullptr;  // static buffers count as well
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // this error is told here; the next call shall not find it
+  return cudaGetErrorString(error);
 }

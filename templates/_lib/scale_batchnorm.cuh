@@ -1,11 +1,18 @@
 // The end of a fused Linear + scale + BatchNorm1d, shared by its CUDA templates: from the column
 // statistics of h to the coefficients, and from h to y in place.
 //
-// Expects column_stats.cuh and launch.cuh before it, `constexpr bool kIsScaled` (does y hold
-// scale * h?) and the parameters stats, finalise, norm_columns, norm_threads, norm_rows, norm_vector.
+// Expects `constexpr bool kIsScaled` (does y hold scale * h?) and `constexpr int kTileRows` (of one
+// set of statistics), the parameters stats, finalise, norm_columns, norm_threads, norm_rows,
+// norm_vector, overlap, and bias_of_mean, the operand that the reported mean has on top of h's.
+
+{% include "_lib/call.cuh" %}
+
+{% include "_lib/column_stats.cuh" %}
+
+{% include "_lib/launch.cuh" %}
 
 constexpr Stats kStats = Stats::k{{ stats.title().replace("_", "") }};
-constexpr bool kFinalisesInNormalise = {{ (finalise == "fused" and stats not in ["shared_memory", "gram"]) | lower }};
+constexpr bool kFinalisesInNormalise = {{ finalises_late | lower }};
 constexpr int kNormThreads = {{ norm_threads }};
 constexpr int kNormRows = {{ norm_rows }};      // rows of y that one block normalises
 constexpr int kNormVector = {{ norm_vector }};  // columns a thread
@@ -16,19 +23,38 @@ struct alignas(4 * kVector) FloatPack {
   float value[kVector];
 };
 
-{% if stats not in ["shared_memory", "gram"] and finalise == "kernel" %}
+// The coefficients of a strip of kColumns columns, of which every row tile is complete, into
+// memory; see total_coefficients.
+template <int kThreads, int kColumns>
+__device__ __forceinline__ void keep_coefficients(const ColumnStats& stats, int64_t strip,
+                                                  float* scratch) {
+  const int64_t first_column = strip * kColumns;
+  total_coefficients<kStats, kIsScaled, kThreads, kColumns>(
+      stats, first_column, scratch, true, [&](int offset, Coefficients coefficients) {
+        stats.coefficients[first_column + offset] = coefficients.centre;
+        stats.coefficients[stats.columns + first_column + offset] = coefficients.slope;
+      });
+}
+
+// By a block that has handed in a tile: the last one of its strip merges all of them.
+template <int kThreads, int kColumns>
+__device__ __forceinline__ void keep_if_last(const ColumnStats& stats, int64_t strip,
+                                             float* scratch) {
+  if constexpr (kStats == Stats::kSharedMemory) {
+    if (is_last_at(stats, strip, stats.tiles)) {
+      keep_coefficients<kThreads, kColumns>(stats, strip, scratch);
+    }
+  }
+}
+
+{% if finalises %}
 // Every row tile is complete: merge them, one block a strip of kFinaliseColumns columns.
 constexpr int kFinaliseThreads = 256;
 constexpr int kFinaliseColumns = 32;
 
 __device__ __forceinline__ void finalise_strip(const ColumnStats& stats) {
   __shared__ float scratch[total_scratch_floats(kFinaliseThreads)];
-  const int64_t first_column = int64_t(blockIdx.x) * kFinaliseColumns;
-  total_coefficients<kStats, kIsScaled, kFinaliseThreads, kFinaliseColumns>(
-      stats, first_column, scratch, true, [&](int offset, Coefficients coefficients) {
-        stats.coefficients[first_column + offset] = coefficients.centre;
-        stats.coefficients[stats.columns + first_column + offset] = coefficients.slope;
-      });
+  keep_coefficients<kFinaliseThreads, kFinaliseColumns>(stats, blockIdx.x, scratch);
 }
 
 __global__ void __launch_bounds__(kFinaliseThreads)
@@ -121,25 +147,25 @@ const char* launch_normalise(const ColumnStats& stats, float* y, const float* be
                 {unsigned(blocks), kNormThreads, 0}, stream, stats, y, beta, unsigned(strips));
 }
 
-static ColumnStats column_stats(float* partial, double* sums, int* tickets, float* coefficients,
-                                const float* bias, const float* scale, const float* gamma,
-                                float* mean, float* var, double eps, int64_t rows,
-                                int64_t columns, int64_t tile_rows) {
+// Of tiles of `tile_rows` rows each.
+static ColumnStats column_stats(const Call& call, int64_t tile_rows) {
   ColumnStats stats;
-  stats.partial = partial;
-  stats.sums = sums;
-  stats.tickets = tickets;
-  stats.coefficients = coefficients;
-  stats.bias = bias;
-  stats.scale = scale;
-  stats.gamma = gamma;
-  stats.mean = mean;
-  stats.var = var;
-  stats.eps = eps;
-  stats.rows = rows;
-  stats.columns = columns;
+  stats.partial = call.partial;
+  stats.sums = call.sums;
+  stats.tickets = call.tickets;
+  stats.coefficients = call.coefficients;
+  stats.bias = call.{{ bias_of_mean }};
+  stats.scale = call.scale;
+  stats.gamma = call.gamma;
+  stats.mean = call.mean;
+  stats.var = call.var;
+  stats.eps = call.eps;
+  stats.rows = call.batch;
+  stats.columns = call.out_features;
   stats.tile_rows = tile_rows;
-  stats.tiles = (rows + tile_rows - 1) / tile_rows;
+  stats.tiles = (call.batch + tile_rows - 1) / tile_rows;
+  stats.running_mean = call.running_mean;
+  stats.running_var = call.running_var;
   return stats;
 }
 
@@ -148,17 +174,16 @@ static bool is_done_by_clusters(const ColumnStats& stats) {
   return kStats == Stats::kCluster && stats.tiles <= 1;
 }
 
-{% if stats not in ["shared_memory", "gram"] and finalise == "kernel" %}
-extern "C" const char* fused_gemm_scale_bn_finalise(
-    float* partial, double* sums, float* coefficients, const float* bias, const float* scale,
-    const float* gamma, float* mean, float* var, double eps, int64_t rows, int64_t columns,
-    int64_t tile_rows, void* stream) {
-  const ColumnStats stats = column_stats(partial, sums, nullptr, coefficients, bias, scale, gamma,
-                                         mean, var, eps, rows, columns, tile_rows);
+{% if finalises %}
+static unsigned finalise_blocks(int64_t columns) {
+  return unsigned((columns + kFinaliseColumns - 1) / kFinaliseColumns);
+}
+
+[[maybe_unused]] static const char* finalise_step(const Call& call, void* stream) {
+  const ColumnStats stats = column_stats(call, kTileRows);
   if (is_done_by_clusters(stats)) return nullptr;
-  const int64_t blocks = (columns + kFinaliseColumns - 1) / kFinaliseColumns;
-  return launch(fused_gemm_scale_bn_finalise_kernel, {unsigned(blocks), kFinaliseThreads, 0},
-                stream, stats);
+  return launch(fused_gemm_scale_bn_finalise_kernel,
+                {finalise_blocks(stats.columns), kFinaliseThreads, 0}, stream, stats);
 }
 {% endif %}
 
@@ -173,11 +198,7 @@ static const char* normalise(const ColumnStats& stats, float* y, const float* be
 }
 
 // Turn h (or scale * h) in y into the output, in place.
-extern "C" const char* fused_gemm_scale_bn_normalise(
-    float* y, float* partial, double* sums, float* coefficients, const float* bias,
-    const float* scale, const float* gamma, const float* beta, float* mean, float* var,
-    double eps, int64_t rows, int64_t columns, int64_t tile_rows, void* stream) {
-  const ColumnStats stats = column_stats(partial, sums, nullptr, coefficients, bias, scale, gamma,
-                                         mean, var, eps, rows, columns, tile_rows);
-  return is_done_by_clusters(stats) ? nullptr : normalise(stats, y, beta, stream);
+[[maybe_unused]] static const char* normalise_step(const Call& call, void* stream) {
+  const ColumnStats stats = column_stats(call, kTileRows);
+  return is_done_by_clusters(stats) ? nullptr : normalise(stats, call.y, call.beta, stream);
 }

@@ -34,13 +34,11 @@ static_assert(kBlockN % wgmma_products::kColumns == 0, "whole parts");
 static_assert(kParts >= 2, "while one part is added, another one is multiplied");
 static_assert(kStages >= 2, "one stage is filled while another is read");
 
-constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kConsumerWarps = 4 * kConsumers;
+constexpr int kMinBlocks = 1;
 constexpr int kProducerRegisters = kClusterM > 1 ? 40 : 24;
-constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-constexpr int kFreeRegisters =
-    (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
-constexpr int kConsumerRegisters = kFreeRegisters < 240 ? kFreeRegisters : 240;
+
+{% include "_lib/wgmma_ring.cuh" %}
+
 constexpr int kBuffers = 2;  // of sums: one part is added while the next one is multiplied
 // Registers of sums of a tile and of two parts, and of converted numbers; 208 leave enough for all
 // else. A thread reads the next stage's weight before the products of this one are done where its
@@ -61,8 +59,6 @@ struct TensorMaps {
   CUtensorMap weight;
   CUtensorMap x[2];  // high, low
 };
-
-{% include "_lib/wgmma_ring.cuh" %}
 
 {% include "_lib/wgmma_batches.cuh" %}
 
@@ -106,10 +102,7 @@ __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipelin
     const int x_row = static_cast<int>(at.batch * schedule.batches.right_rows + at.column);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const unsigned full = pipeline.full + 8 * ring.stage;
-      const unsigned stage = pipeline.stages + ring.stage * kStageBytes;
-      wgmma_pipeline::wait(pipeline.empty + 8 * ring.stage, ring.parity ^ 1);
-      wgmma_pipeline::expect(full, kStageBytes);
+      const auto [stage, full] = pipeline.free_stage(ring, kStageBytes);
       if constexpr (kTurned) {
         static_assert(kClusterN == 1, "no block shares rows of the weight");
         copy_boxes<kBlockK, 1, kBlockM / 32, 128, 32>(
@@ -321,27 +314,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ TensorMaps maps, const Finish finish,
                    const Epilogue epilogue, int num_stages, int64_t weight_depth) {
   extern __shared__ unsigned char shared[];
-  Pipeline pipeline;
-  pipeline.stages = (wgmma_pipeline::shared_address(shared) + 1023) / 1024 * 1024;
-  pipeline.full = pipeline.stages + kStages * kStageBytes;
-  pipeline.empty = pipeline.full + 8 * kStages;
+  const Pipeline pipeline(shared, kStageBytes);
   const BatchSchedule schedule(finish.columns, finish.rows, finish.batches);
-  if (threadIdx.x == 0) pipeline.init_barriers(kConsumerWarps);
-  sync_all();
+  pipeline.begin();
   await_previous();
-  if (threadIdx.x < 128) {
-    wgmma_pipeline::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) {
-      copy_tiles<kTurned>(maps, pipeline, schedule, finish, epilogue, num_stages, weight_depth);
-    }
-  } else {
-    wgmma_pipeline::take_registers<kConsumerRegisters>();
-    multiply_tiles<kTurned>(pipeline, schedule, finish, epilogue, num_stages);
-  }
-  if constexpr (kCluster > 1) {  // no block leaves while another may still write to it
-    __syncwarp();
-    wgmma_pipeline::cluster_sync();
-  }
+  by_warpgroups(
+      [&] {
+        if (threadIdx.x != 0) return;
+        copy_tiles<kTurned>(maps, pipeline, schedule, finish, epilogue, num_stages, weight_depth);
+      },
+      [&] { multiply_tiles<kTurned>(pipeline, schedule, finish, epilogue, num_stages); });
 }
 
 // Launches the product, and what repairs it.
@@ -349,20 +331,16 @@ template <bool kTurned, class Epilogue>
 static const char* launch_both(const TensorMaps& maps, const Finish& finish, const Repair& repair,
                                const Epilogue& epilogue, int64_t weight_depth, bool is_first,
                                void* stream) {
-  const int64_t weight_tiles = (finish.columns + kClusterM * kBlockM - 1) / (kClusterM * kBlockM);
-  const int64_t x_tiles = (finish.rows + kBlockN - 1) / kBlockN;
-  const int64_t tiles = finish.batches.count * weight_tiles * x_tiles;
   const auto kernel = product_kernel<kTurned, Epilogue>;
-  cudaError_t error;
-  const unsigned blocks =
-      converted::persistent_blocks(kernel, tiles, kThreads, kSmemBytes, 1, &error);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
+  const Grid grid = converted::persistent_grid(kernel, finish.columns, finish.rows, kSmemBytes,
+                                               finish.batches.count);
+  if (grid.message != nullptr) return grid.message;
   const int num_stages = static_cast<int>((repair.depth + kBlockK - 1) / kBlockK);
-  const char* message = launch(kernel, {blocks, kThreads, kSmemBytes, is_first}, stream, maps,
+  const char* message = launch(kernel, {grid.blocks, kThreads, kSmemBytes, is_first}, stream, maps,
                                finish, epilogue, num_stages, weight_depth);
   if (message != nullptr) return message;
   const auto kernel_behind = repair_kernel<Epilogue>;
-  return launch(kernel_behind, {2 * blocks, kRepairers, 0}, stream, repair, epilogue);
+  return launch(kernel_behind, {2 * grid.blocks, kRepairers, 0}, stream, repair, epilogue);
 }
 
 }  // namespace converted

@@ -14,7 +14,7 @@
 // The truncating sums of the float16 product lose 1.75e-9 of the same for each element of k between
 // promotions (an H200 on centred uniform rows, k = 4096: 1.6e-6, 3.6e-6 and 7.5e-6 of y for 1024, 2048
 // and 4096). In few rows a column's values may be nearer to each other than any such error.
-// Expects column_stats.cuh and wgmma_operands.cuh before it.
+// Expects call.cuh, column_stats.cuh and wgmma_operands.cuh before it.
 namespace wgmma_guard {
 
 constexpr bool kIsRelative = {{ (precision == "fp16_int8x2") | lower }};
@@ -53,15 +53,15 @@ __device__ __forceinline__ void begin(Verdict* verdict, const float* __restrict_
   }
 }
 
-static Watch watch(const float* column_norm, int* workspace, int64_t rows, int64_t in_features) {
-  Verdict* verdict = verdict_at(workspace);
-  const double root = sqrt(double(in_features));
-  const int64_t run = kPromoteK > 0 && kPromoteK < in_features ? kPromoteK : in_features;
+static Watch watch(const Call& call) {
+  Verdict* verdict = verdict_at(call.verdict);
+  const double root = sqrt(double(call.in_features));
+  const int64_t run = kPromoteK > 0 && kPromoteK < call.in_features ? kPromoteK : call.in_features;
   Watch watch;
-  watch.column_norm = kIsRelative ? nullptr : column_norm;
+  watch.column_norm = kIsRelative ? nullptr : call.column_norm;
   watch.largest = verdict->largest;
   watch.limit = (kIsRelative ? kLargestShare * kFloat32Error : double(kLargestWeight)) * root;
-  if (kIsRelative && rows < kFewRows) watch.limit = -1.0;
+  if (kIsRelative && call.batch < kFewRows) watch.limit = -1.0;
   watch.cut_off = kCutOff * double(run);
   watch.skips_first = &verdict->skips_first;
   watch.is_coarse = &verdict->is_coarse;

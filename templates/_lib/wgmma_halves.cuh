@@ -38,13 +38,10 @@ static_assert(kBlockN % wgmma_products::kColumns == 0, "whole parts");
 static_assert(kPromoteStages * kBlockK == kPromoteK, "a promotion ends with a stage");
 static_assert(kParts == 1 || kPromoteStages < kStages, "stages of a promotion lie there together");
 
-constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kConsumerWarps = 4 * kConsumers;
+constexpr int kMinBlocks = 1;
 constexpr int kProducerRegisters = kClusterM > 1 ? 56 : 24;
-constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-constexpr int kFreeRegisters =
-    (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
-constexpr int kConsumerRegisters = kFreeRegisters < 240 ? kFreeRegisters : 240;
+
+{% include "_lib/wgmma_ring.cuh" %}
 
 constexpr int kRowBytes = 2 * kBlockK;  // of a box of the copy engine
 constexpr int kXBytes = kBlockM * kRowBytes;
@@ -58,8 +55,6 @@ struct TensorMaps {  // high, low
   CUtensorMap x[2];
   CUtensorMap w[2];
 };
-
-{% include "_lib/wgmma_ring.cuh" %}
 
 {% include "_lib/wgmma_batches.cuh" %}
 
@@ -103,10 +98,7 @@ __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipelin
     const int column = static_cast<int>(at.batch * schedule.batches.right_rows + at.column);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const unsigned full = pipeline.full + 8 * ring.stage;
-      const unsigned stage = pipeline.stages + ring.stage * kStageBytes;
-      wgmma_pipeline::wait(pipeline.empty + 8 * ring.stage, ring.parity ^ 1);
-      wgmma_pipeline::expect(full, kStageBytes);
+      const auto [stage, full] = pipeline.free_stage(ring, kStageBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         copy_boxes<kBlockM, kClusterN, 1, kRowBytes, kBlockK>(
@@ -234,24 +226,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     product_of_halves_kernel(const __grid_constant__ TensorMaps maps, const Finish finish,
                              const Epilogue epilogue, int num_stages) {
   extern __shared__ unsigned char shared[];
-  Pipeline pipeline;
-  pipeline.stages = (wgmma_pipeline::shared_address(shared) + 1023) / 1024 * 1024;
-  pipeline.full = pipeline.stages + kStages * kStageBytes;
-  pipeline.empty = pipeline.full + 8 * kStages;
+  const Pipeline pipeline(shared, kStageBytes);
   const BatchSchedule schedule(finish.rows, finish.columns, finish.batches);
-  if (threadIdx.x == 0) pipeline.init_barriers(kConsumerWarps);
-  sync_all();
-  if (threadIdx.x < 128) {
-    wgmma_pipeline::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, finish, epilogue, num_stages);
-  } else {
-    wgmma_pipeline::take_registers<kConsumerRegisters>();
-    multiply_tiles(pipeline, schedule, finish, epilogue, num_stages);
-  }
-  if constexpr (kCluster > 1) {  // no block leaves while another may still write to it
-    __syncwarp();
-    wgmma_pipeline::cluster_sync();
-  }
+  pipeline.begin();
+  by_warpgroups(
+      [&] {
+        if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, finish, epilogue, num_stages);
+      },
+      [&] { multiply_tiles(pipeline, schedule, finish, epilogue, num_stages); });
 }
 
 // Rows of one half of an operand, which lie `pitch` elements apart.
@@ -287,15 +269,11 @@ static const char* product(const void* x_high, const void* x_low, const void* w_
   }
   const Batches batches = batches_of(x_batches, rows, w_batches, columns);
   const Finish finish = {x_unit, x_mean, w_unit, w_sum, bias, out, rows, columns, batches};
-  const int64_t row_tiles = (rows + kClusterM * kBlockM - 1) / (kClusterM * kBlockM);
-  const int64_t column_tiles = (columns + kBlockN - 1) / kBlockN;
-  const int64_t tiles = batches.count * row_tiles * column_tiles;
   const auto kernel = product_of_halves_kernel<Epilogue>;
-  cudaError_t error;
-  const unsigned blocks = persistent_blocks(kernel, tiles, kThreads, kSmemBytes, 1, &error);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
+  const Grid grid = persistent_grid(kernel, rows, columns, kSmemBytes, batches.count);
+  if (grid.message != nullptr) return grid.message;
   const int num_stages = static_cast<int>((padded + kBlockK - 1) / kBlockK);
-  return launch(kernel, {blocks, kThreads, kSmemBytes, true}, stream, maps, finish, epilogue,
+  return launch(kernel, {grid.blocks, kThreads, kSmemBytes, true}, stream, maps, finish, epilogue,
                 num_stages);
 }
 

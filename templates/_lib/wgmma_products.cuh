@@ -57,20 +57,24 @@ __device__ __forceinline__ void hold(const unsigned (&left)[kSteps][4]) {
 }
 
 {% set num_sums = block_n // 2 %}
-{% macro instruction(shape, types, flags, sum="f") -%}
+{# `left`: how many registers the left operand is in; 1 is a descriptor of shared memory. #}
+{% macro instruction(shape, types, flags, sum="f", left=1) -%}
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
-        "setp.ne.b32 p, %{{ num_sums + 2 }}, 0;\n"
+        "setp.ne.b32 p, %{{ num_sums + left + 1 }}, 0;\n"
         "wgmma.mma_async.sync.aligned.{{ shape }}.{{ types }} {"
 {% for row in range(0, num_sums, 16) %}
         "{% for i in range(row, [row + 16, num_sums] | min) %}%{{ i }}{{ ", " if i + 1 < num_sums }}{% endfor %}"
 {% endfor %}
-        "}, %{{ num_sums }}, %{{ num_sums + 1 }}, p{{ flags }};\n"
+        "}, {{ "{" if left > 1 }}"
+        "{% for i in range(num_sums, num_sums + left) %}%{{ i }}{{ ", " if not loop.last }}{% endfor %}"
+        "{{ "}" if left > 1 }}, %{{ num_sums + left }}, p{{ flags }};\n"
         "}\n"
         : {% for i in range(num_sums) %}"+{{ sum }}"(sums[{{ i }}]){{ ", " if i + 1 < num_sums }}{{ "\n          " if i % 6 == 5 }}{% endfor %}
 
-        : "l"(left), "l"(right), "r"(accumulate));
+        : {{ '"r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3])' if left > 1 else '"l"(left)' }}, "l"(right),
+          "r"(accumulate));
 {%- endmacro %}
 // sums (+)= left right^T over 32 bytes of k: 8, 16 or 32 elements.
 template <Type kType>
@@ -101,23 +105,6 @@ __device__ __forceinline__ void multiply(int (&sums)[kSums], uint64_t left, uint
 }
 {% endif %}
 
-{% macro register_instruction(shape, types, transpose) -%}
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %{{ num_sums + 5 }}, 0;\n"
-        "wgmma.mma_async.sync.aligned.{{ shape }}.f32.{{ types }} {"
-{% for row in range(0, num_sums, 16) %}
-        "{% for i in range(row, [row + 16, num_sums] | min) %}%{{ i }}{{ ", " if i + 1 < num_sums }}{% endfor %}"
-{% endfor %}
-        "}, {"
-        "%{{ num_sums }}, %{{ num_sums + 1 }}, %{{ num_sums + 2 }}, %{{ num_sums + 3 }}"
-        "}, %{{ num_sums + 4 }}, p, 1, 1{{ transpose }};\n"
-        "}\n"
-        : {% for i in range(num_sums) %}"+f"(sums[{{ i }}]){{ ", " if i + 1 < num_sums }}{{ "\n          " if i % 6 == 5 }}{% endfor %}
-
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(accumulate));
-{%- endmacro %}
 // The same with the left operand in registers, laid out as mma.m16n8k16's (k32's) is.
 template <Type kType>
 __device__ __forceinline__ void multiply_registers(float (&sums)[kSums],
@@ -125,11 +112,11 @@ __device__ __forceinline__ void multiply_registers(float (&sums)[kSums],
                                                    int accumulate) {
   static_assert(kType != Type::kTf32 && kType != Type::kInt8, "not from registers");
   if constexpr (kType == Type::kFloat16) {
-    {{ register_instruction("m64n%dk16" % block_n, "f16.f16", ", 0") }}
+    {{ instruction("m64n%dk16" % block_n, "f32.f16.f16", ", 1, 1, 0", left=4) }}
   } else if constexpr (kType == Type::kBfloat16) {
-    {{ register_instruction("m64n%dk16" % block_n, "bf16.bf16", ", 0") }}
+    {{ instruction("m64n%dk16" % block_n, "f32.bf16.bf16", ", 1, 1, 0", left=4) }}
   } else {
-    {{ register_instruction("m64n%dk32" % block_n, "e4m3.e4m3", "") }}
+    {{ instruction("m64n%dk32" % block_n, "f32.e4m3.e4m3", ", 1, 1", left=4) }}
   }
 }
 

@@ -1,10 +1,18 @@
-// What the Hopper templates share of a persistent, warp-specialised GEMM: the ring of stages in
-// shared memory, which tiles a block computes, and tiles copied by a cluster together.
+// What the Hopper templates share of a persistent, warp-specialised GEMM: its warpgroups, the ring of
+// stages in shared memory, which tiles a block computes, and tiles copied by a cluster together.
 //
 // A cluster has kClusterM x kClusterN blocks. Those with the same rows of the left operand, and
 // those with the same rows of the right one, copy a share each and send it to all of them.
 // Expects wgmma_pipeline.cuh before it, and kStages, kClusterM, kClusterN, kRasterRows, kBlockM,
-// kBlockN.
+// kBlockN, kConsumers, kMinBlocks (of a multiprocessor) and kProducerRegisters (of a thread).
+
+// One warpgroup copies, and perhaps prepares; what registers it gives away the others share.
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kConsumerWarps = 4 * kConsumers;
+constexpr int kLaunchRegisters = 65536 / (kThreads * kMinBlocks) / 8 * 8;
+constexpr int kFreeRegisters =
+    (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
+constexpr int kConsumerRegisters = kFreeRegisters < 240 ? kFreeRegisters : 240;
 
 constexpr int kCluster = kClusterM * kClusterN;
 constexpr int kSenders = kClusterM + kClusterN - 1;  // blocks that copy into one block
@@ -21,28 +29,73 @@ struct Ring {  // the stage at hand, and how often the ring was walked round
   }
 };
 
-// Addresses in shared memory.
-struct Pipeline {
-  unsigned stages;
-  unsigned full;   // [kStages] barriers: the copies have arrived
-  unsigned empty;  // [kStages] barriers: every consumer that reads these copies has done so
-
-  // By one thread; everyone else then waits at a barrier of the block or the cluster.
-  __device__ __forceinline__ void init_barriers(int consumer_warps) const {
-    for (int stage = 0; stage < kStages; ++stage) {
-      wgmma_pipeline::init_barrier(full + 8 * stage, 1);
-      wgmma_pipeline::init_barrier(empty + 8 * stage, consumer_warps * kSenders);
-    }
-    wgmma_pipeline::publish_barriers();
-  }
-};
-
 __device__ __forceinline__ void sync_all() {
   if constexpr (kCluster > 1) {
     wgmma_pipeline::cluster_sync();
   } else {
     __syncthreads();
   }
+}
+
+// Addresses in shared memory.
+struct Pipeline {
+  unsigned stages;
+  unsigned beside;  // them: what others keep there
+  unsigned full;   // [kStages] barriers: the copies have arrived
+  unsigned empty;  // [kStages] barriers: every consumer that reads these copies has done so
+
+  // From a kernel's dynamic shared memory.
+  __device__ __forceinline__ Pipeline(const void* shared, int stage_bytes, int bytes_beside = 0) {
+    stages = (wgmma_pipeline::shared_address(shared) + 1023) / 1024 * 1024;
+    beside = stages + kStages * stage_bytes;
+    full = beside + bytes_beside;
+    empty = full + 8 * kStages;
+  }
+
+  // By all threads.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < kStages; ++stage) {
+        wgmma_pipeline::init_barrier(full + 8 * stage, 1);
+        wgmma_pipeline::init_barrier(empty + 8 * stage, kConsumerWarps * kSenders);
+      }
+      wgmma_pipeline::publish_barriers();
+    }
+    sync_all();
+  }
+
+  struct Stage {
+    unsigned memory, barrier;
+  };
+
+  // By the copying thread: the next stage, once it is free, for copies of `stage_bytes` in all.
+  __device__ __forceinline__ Stage free_stage(const Ring& ring, int stage_bytes) const {
+    const unsigned barrier = full + 8 * ring.stage;
+    const unsigned memory = stages + ring.stage * stage_bytes;
+    wgmma_pipeline::wait(empty + 8 * ring.stage, ring.parity ^ 1);
+    wgmma_pipeline::expect(barrier, stage_bytes);
+    return {memory, barrier};
+  }
+};
+
+__device__ __forceinline__ void leave_cluster() {
+  if constexpr (kCluster > 1) {  // no block leaves while another may still write to it
+    __syncwarp();
+    wgmma_pipeline::cluster_sync();
+  }
+}
+
+// What the first warpgroup does, and what the others do, each with its share of the registers.
+template <class Produce, class Consume>
+__device__ __forceinline__ void by_warpgroups(const Produce& produce, const Consume& consume) {
+  if (threadIdx.x < 128) {
+    wgmma_pipeline::give_registers<kProducerRegisters>();
+    produce();
+  } else {
+    wgmma_pipeline::take_registers<kConsumerRegisters>();
+    consume();
+  }
+  leave_cluster();
 }
 
 struct Schedule {  // of this block's tiles
@@ -123,22 +176,29 @@ __device__ __forceinline__ void release(const Pipeline& pipeline, int stage) {
   }
 }
 
-// Blocks of a persistent grid for `tiles` tiles of clusters; 0 and an error if that is unknown.
+struct Grid {
+  unsigned blocks;
+  const char* message;  // null, or why it is not known
+};
+
+// A persistent grid for all tiles of [rows, columns], `batches` times.
 template <class Kernel>
-unsigned persistent_blocks(Kernel kernel, int64_t tiles, int threads, int smem_bytes,
-                           int min_blocks, cudaError_t* error) {
+Grid persistent_grid(Kernel kernel, int64_t rows, int64_t columns, int smem_bytes,
+                     int64_t batches = 1) {
+  const int64_t row_tiles = (rows + kClusterM * kBlockM - 1) / (kClusterM * kBlockM);
+  const int64_t column_tiles = (columns + kClusterN * kBlockN - 1) / (kClusterN * kBlockN);
+  const int64_t tiles = batches * row_tiles * column_tiles;
   int device = 0;
   int num_sms = 0;
-  *error = cudaGetDevice(&device);
-  if (*error == cudaSuccess) {
-    *error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
   }
-  if (*error == cudaSuccess) {
-    *error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   }
-  int64_t places = int64_t{num_sms} * min_blocks / kCluster;
-  if (*error == cudaSuccess && kCluster > 2) {  // some multiprocessors may be left over
+  int64_t places = int64_t{num_sms} * kMinBlocks / kCluster;
+  if (error == cudaSuccess && kCluster > 2) {  // some multiprocessors may be left over
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = kCluster;
@@ -146,14 +206,14 @@ unsigned persistent_blocks(Kernel kernel, int64_t tiles, int threads, int smem_b
     attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(kCluster);
-    config.blockDim = dim3(threads);
+    config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = smem_bytes;
     config.attrs = &attribute;
     config.numAttrs = 1;
     int most = 0;
-    *error = cudaOccupancyMaxActiveClusters(&most, kernel, &config);
+    error = cudaOccupancyMaxActiveClusters(&most, kernel, &config);
     places = most < places ? most : places;
   }
-  if (*error != cudaSuccess) return 0;
-  return unsigned((tiles < places ? tiles : places) * kCluster);
+  if (error != cudaSuccess) return {0, cudaGetErrorString(error)};
+  return {unsigned((tiles < places ? tiles : places) * kCluster), nullptr};
 }

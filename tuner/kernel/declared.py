@@ -126,6 +126,7 @@ class PartHead(_Strict):
     workspace: dict[str, _WorkspaceHead] = {}
     optimisations: tuple[_OptimisationHead, ...] = ()
     deterministic: str | bool = True
+    where: dict[str, str] = {}
 
 
 class Head(PartHead):
@@ -138,6 +139,5 @@ class Head(PartHead):
     title: str
     language: Language
     uses: tuple[str, ...] = ()
-    where: dict[str, str] = {}
     steps: tuple[StepHead, ...]
     extra: dict[str, _OfferHead] = {}

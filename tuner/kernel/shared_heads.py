@@ -2,7 +2,8 @@
 
 `uses: [scale_batchnorm]` adds what `_lib/scale_batchnorm.yaml`, the head of that part, declares;
 what the template declares itself comes first and wins. `where: {is_split: "precision in [...]"}`
-names a condition once: expressions of the head mean it by its name, and so does the text.
+names a condition, or a number, once: expressions of the head mean it by its name, and so does the
+text.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tuner.config.document import Document
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
+from tuner.kernel.c_functions import CFunction, Operand, c_functions, operands_of
 from tuner.kernel.declared import DefaultHead, Head, OpFile, ParameterHead, StepHead
 from tuner.kernel.head import FLOAT_ARGUMENTS, read_head, refuse
 from tuner.kernel.operands import names_in
@@ -50,12 +51,23 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One way to compute the operator; `path` is its file, `body` its Jinja2 text."""
+    """One way to compute the operator.
+
+    Attributes:
+        name: its file's, up to the first dot.
+        path: its file.
+        head: all that the tuner knows of it beside its text.
+        body: its Jinja2 text.
+        function: the operator's, with which names of C functions begin.
+        operands: what its steps may be given.
+    """
 
     name: str
     path: Path
     head: Head
     body: str
+    function: str
+    operands: tuple[Operand, ...]
 
     @property
     def language(self) -> Language:
@@ -130,8 +142,15 @@ class Template:
         return places_of(self.path, self.body, roots, self._variables(filled, op), text)
 
     def _variables(self, filled: Params, op: str) -> dict[str, object]:
-        where = {name: self.holds(text, filled) for name, text in self.head.where.items()}
-        return {**filled, **where, "params": dict(filled), "op": op}
+        where = {name: self._found(text, filled) for name, text in self.head.where.items()}
+        calls = {"call_operands": self.operands, "call_functions": lambda: self._functions(filled)}
+        return {**calls, **filled, **where, "params": dict(filled), "op": op}
+
+    def _functions(self, filled: Params) -> list[CFunction]:
+        offers = [offer for offer in self.head.extra.values() if self.holds(offer.when, filled)]
+        heads = [*self.head.steps, *(step for offer in offers for step in offer.steps)]
+        steps = [step for step in heads if self.holds(step.when, filled)]
+        return c_functions(self.function, steps, self.operands)
 
     def plan(
         self, call: Signature, extra: Mapping[str, Signature], constants: Mapping[str, Value]
@@ -198,10 +217,11 @@ class Template:
 
     def holds(self, text: str | None, constants: Mapping[str, Value]) -> bool:
         """Whether a condition of the head holds; one that is not written does."""
-        if text is None:
-            return True
+        return text is None or bool(self._found(text, constants))
+
+    def _found(self, text: str, constants: Mapping[str, Value]) -> Value:
         try:
-            return bool(Expression.parse(text).evaluate(constants))
+            return Expression.parse(text).evaluate(constants)
         except ExpressionError as error:
             raise TemplateError(f"{self.path}: {text!r}: {error}") from error
 
@@ -265,7 +285,7 @@ def load_template(path: Path, roots: Sequence[Path], op: OpFile) -> Template:
         TemplateError: with every error of the file, at once where possible.
     """
     name, head, body, document = read_head(path, op, roots)
-    template = Template(name, path, head, body)
+    template = Template(name, path, head, body, op.function, operands_of(op, head))
     _check_names(document, template, roots)
     refuse(document)
     return template

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 __all__ = ["FREE_NAMES", "refusal_of"]
 
-FREE_NAMES = {"params", "op"}  # what every text may use beside its parameters
+# What every text may use beside its parameters.
+FREE_NAMES = {"params", "op", "call_operands", "call_functions"}
 
 # Names of tensors, numbers and sizes become variables of the exported file.
 _RESERVED = {
