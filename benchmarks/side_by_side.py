@@ -54,6 +54,12 @@ NUMBERS = {  # what the text calls a parameter
     "group_m": "kGroupM",
 }
 LOADS = ("async", "registers")
+# The parts of the text that the kernel shares with others: where each begins, and ends.
+STATISTICS = ("// Statistics of the columns", "// Kernels that follow each other on a stream.")
+COEFFICIENTS = (
+    "// The coefficients of a strip of kColumns columns,",
+    "// Every row tile is complete",
+)
 KERNEL = "gemm_stats"
 
 # NVRTC has no headers of the standard library; words that Kernel Tuner defines become numbers.
@@ -129,14 +135,15 @@ def kernel_text(planned: Planned) -> str:
             if p["load"] == load
         )
         text = planned.family.render(params, planned.facts).source
-        common = "constexpr bool kIsScaled = " + _between(
-            text, "constexpr bool kIsScaled = ", "// The end of a fused Linear"
-        )
+        is_scaled = _between(text, "constexpr bool kIsScaled = ", ";\n")
+        common = f"constexpr bool kIsScaled = {is_scaled};\n\n"
+        common += STATISTICS[0] + _between(text, *STATISTICS)
         common += "constexpr Stats kStats = Stats::kAtomics;\n\n"
+        common += COEFFICIENTS[0] + _between(text, *COEFFICIENTS)
         body = "constexpr int kBlockM = " + _between(
             text,
             "constexpr int kBlockM = ",
-            "template <bool kIsVectorK, bool kIsVectorN>\nconst char* launch_gemm",
+            "template <bool kIsVectorK, bool kIsVectorN>\nstatic const char* launch_gemm",
         )
         for name, constant in NUMBERS.items():
             given = f"constexpr int {constant} = {params[name]};"
@@ -158,9 +165,11 @@ def kernel_text(planned: Planned) -> str:
 
 
 def _between(text: str, start: str, end: str) -> str:
-    if text.count(start) != 1 or text.count(end) != 1:
-        raise ValueError(f"the template `simt` no longer has one {start!r} and one {end!r}")
-    return text.split(start)[1].split(end)[0]
+    """Return what is between the only `start` and the first `end` behind it."""
+    behind = text.split(start)
+    if len(behind) != 2 or end not in behind[1]:
+        raise ValueError(f"the template `simt` no longer has one {start!r} before a {end!r}")
+    return behind[1].split(end)[0]
 
 
 def _replaced(text: str, old: str, new: str) -> str:

@@ -168,7 +168,9 @@ def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     kernels = parse_resources(log, None)
     # Halves of x, what is computed again and pieces added up are kernels of the same text.
     assert len(kernels) == (6 if tile[0] == "converted" else 2)
-    assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
+    assert {k.spill_store_bytes for k in kernels} == {0}
+    # What is computed again hands its sums from function to function by way of the stack.
+    assert {k.stack_bytes for k in kernels if "repair" not in k.name} == {0}
     products = [k.registers for k in kernels if "product" in k.name]
     assert products == [168] * (3 if tile[0] == "converted" else 1)
     assert "wgmma.mma_async instructions are serialized" not in log
@@ -190,7 +192,9 @@ def test_moments_of_columns_leave_the_loop_its_registers(tile, monkeypatch, tmp_
     kernels = parse_resources(found["cuda_code"].log, None)
     kernels = [k for k in kernels if "converted" in k.name and "product_kernel" in k.name]
     assert len(kernels) == 2 and any("_epilogue" in kernel.name for kernel in kernels)
-    assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
+    assert {k.spill_store_bytes for k in kernels} == {0}
+    # What is computed again hands its sums from function to function by way of the stack.
+    assert {k.stack_bytes for k in kernels if "repair" not in k.name} == {0}
 
 
 @needs_nvcc
@@ -209,7 +213,9 @@ def test_no_tile_of_a_convolution_spills(tile, monkeypatch, tmp_path):
     log = found["cuda_code"].log
     kernels = parse_resources(log, None)
     assert len(kernels) in (2, 3)  # with two phases together, where those fit, or without
-    assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
+    assert {k.spill_store_bytes for k in kernels} == {0}
+    # What is computed again hands its sums from function to function by way of the stack.
+    assert {k.stack_bytes for k in kernels if "repair" not in k.name} == {0}
     assert "wgmma.mma_async instructions are serialized" not in log
 
 
