@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.export.module import export_text
 from tuner.export.python_operators import python_binding, python_calls
+from tuner.export.registration import cpp_binding
 from tuner.kernel.family import builtin_folder, load_family
 from tuner.machine.datasheets import known_device
 from tuner.plans import Argument, Plan, Step, Tensor
@@ -383,3 +384,18 @@ def test_a_launch_is_on_the_current_stream_and_in_graphs(launches):
     assert out.eq(6.0).all()  # on a stream that waits still
     side.synchronize()
     assert out.eq(15.0).all() and len(looks) == 1
+
+
+# ---- the same in C++ --------------------------------------------------------------------------
+
+
+def test_calls_are_methods_where_cpp_has_no_function_and_return_no_views():
+    """`at::unfold` is none; a convolution of one dimension gives a view of one of two."""
+    steps = (Step("aten", "unfold", ("x", "-1", "2", "1"), gives="y"),)
+    plan = replace(PLAN, steps=steps)
+    text = cpp_binding(plan, "cpp", "mine")
+    assert "const at::Tensor y = " in text and "x.unfold(-1, 2, 1)" in text
+    assert "at::unfold(" not in text and "at::AutoDispatchBelowADInplaceOrView" in text
+    between = replace(PLAN, steps=(Step("aten", "relu", ("x",), gives="z"), *PLAN.steps))
+    text = cpp_binding(between, "cpp", "mine")
+    assert "at::relu(x)" in text and "AutoDispatchBelowADInplaceOrView" not in text

@@ -622,10 +622,36 @@ def test_results_are_detached_in_place(name, tmp_path):
     assert y.requires_grad and not y.detach_().requires_grad
 
 
-@pytest.mark.parametrize("name", ["rms_norm_gate", "linear_relu_linear", "cross_entropy"])
+# PyTorch's own convolution of one dimension is a part of one of two.
+CONVOLVED = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv1d(8, 16, 1)
+
+    def forward(self, x):
+        return self.inner(torch.tanh(x) * torch.sigmoid(x))
+
+
+def get_inputs():
+    return [torch.randn(4, 8, 64)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["rms_norm_gate", "linear_relu_linear", "cross_entropy", "convolved"]
+)
 def test_results_without_gradients_and_gradients_are_no_views(name, tmp_path):
     """A trained token is written into frozen features, a loss is added up, both are detached."""
-    taken = Taken(tmp_path, name)
+    taken = Taken(tmp_path, name, CONVOLVED if name == "convolved" else "")
     inputs = taken.inputs(1)
     with torch.no_grad():
         found = [*answers(taken.mine(*inputs))]

@@ -136,8 +136,16 @@ def structure(trial: Trial) -> str:
 
 def are_of_gradients(rejected: Sequence[Check]) -> bool:
     """Whether checks, one at least, were rejected for what a step of training alone computes."""
-    words = (": gradient of ", ": the gradients of ")
-    return bool(rejected) and all(any(w in check.reason for w in words) for check in rejected)
+    words = (
+        ": gradient of ",
+        ": the gradients of ",
+        ": it raised in gradients",
+        " of Step is a view",
+    )
+    return bool(rejected) and all(
+        any(w in check.reason for w in words) and not says_no_memory(check.reason)
+        for check in rejected
+    )
 
 
 def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:

@@ -109,6 +109,12 @@ def _dense(tensor):
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
+def _whole(tensor):
+    # What PyTorch gave, as no view of a tensor that nobody has: a user may edit it in place.
+    is_view = tensor._is_view()
+    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape) if is_view else tensor
+
+
 _TAKEN = set()  # forms of arguments that an operator has checked and taken
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -96,6 +96,8 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
         *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
         f"#include <{registers}>",
     ]
+    if any(map(_returns_what_is_given, plan.calls)):
+        lines.append("#include <ATen/core/LegacyTypeDispatch.h>")
     if is_gpu:
         lines += ["#include <c10/cuda/CUDAGuard.h>", "#include <c10/cuda/CUDAStream.h>"]
     # C++ source stands in the same file as its binding; CUDA source is compiled on its own.
@@ -233,10 +235,16 @@ def _boxed(plan: Plan) -> list[str]:
     return [head, *(f"  {line}" for line in lines), "}"]
 
 
+def _returns_what_is_given(plan: Plan) -> bool:
+    return not {output.name for output in plan.outputs}.isdisjoint(s.gives for s in plan.steps)
+
+
 def _body(plan: Plan, is_gpu: bool) -> list[str]:
     tensors = [a for a in plan.arguments if a.shape is not None]
     first = f"{tensors[0].name}_"
     lines = [f"const c10::cuda::CUDAGuard guard({first}.device());"] if is_gpu else []
+    if _returns_what_is_given(plan):  # as no view, which could not be edited
+        lines.append("const at::AutoDispatchBelowADInplaceOrView below;")
     sizes: set[str] = set()
     for argument in tensors:
         name, shape = argument.name, argument.shape or ()
@@ -270,10 +278,20 @@ def _body(plan: Plan, is_gpu: bool) -> list[str]:
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 
 
+def _is_method_alone(function: str) -> bool:
+    """Whether C++ has an operation of PyTorch's only as a method of its first tensor."""
+    import torch
+
+    return hasattr(torch.Tensor, function) and not hasattr(torch._C._VariableFunctions, function)
+
+
 def _step(step: Step, plan: Plan, tensors: set[str], numbers: set[str], is_gpu: bool) -> list[str]:
     if step.gives:
         lines = []
-        made = f"at::{step.function}({', '.join(as_cpp(a, step.function) for a in step.args)})"
+        words = [as_cpp(a, step.function) for a in step.args]
+        made = f"at::{step.function}({', '.join(words)})"
+        if _is_method_alone(step.function):
+            made = f"{words[0]}.{step.function}({', '.join(words[1:])})"
         if step.gives in plan.together:
             name = plan.together[step.gives]
             lines = [f"const auto {name} = {made};"] if plan.is_first_of(step) else []

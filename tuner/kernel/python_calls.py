@@ -1,8 +1,9 @@
 """The calls of a plan as lines of Python: of an exported file, and of what runs in a search.
 
 They expect `torch`, `cdiv`, the functions that steps call, and helpers around them: `_prepared`
-and `_expect` for arguments, `_dense` and `channels_last` for what steps give. Those of a search
-also need `_on`, and of C functions `_pointer`, `_integer`, `_double`, `_stream` and `_finished`.
+and `_expect` for arguments, `_dense` and `channels_last` for what steps give, and `_whole` for
+what of that is returned. Those of a search also need `_on`, and of C functions `_pointer`,
+`_integer`, `_double`, `_stream` and `_finished`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ def call_lines(plan: Plan, language: Language) -> list[str]:
         plan: of one call.
         language: of the functions that it calls.
     """
-    names = ", ".join(output.name for output in plan.outputs)
     lines = [*check_lines(plan), *_made_lines(plan).values()]
     # As PyTorch's schema does: an int is a float, but no float is an int.
     numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
@@ -32,7 +32,7 @@ def call_lines(plan: Plan, language: Language) -> list[str]:
     lines += ["num_threads = torch.get_num_threads()", f"with _on({_first(plan)}.device):"]
     lines += ["    stream = _stream()"] if _has_stream(language) else []
     lines += [f"    {line}" for step in plan.steps for line in _step(step, plan, language)]
-    return [*lines, f"return ({names},)"]
+    return [*lines, f"return ({_returned(plan)},)"]
 
 
 def check_lines(plan: Plan) -> list[str]:
@@ -63,12 +63,16 @@ def work_lines(plan: Plan) -> list[str]:
         words = {*re.findall(r"\w+", line)}
         lines += [made.pop(name) for name in [*made] if name in words]
         lines.append(line)
-    names = ", ".join(output.name for output in plan.outputs)
-    lines += [*made.values(), f"return {names}"]
+    lines += [*made.values(), f"return {_returned(plan)}"]
     # To ask for a size takes 0.1 us, and most have fixed ones.
     words = {word for line in lines for word in re.findall(r"\w+", line)}
     sizes = [line for line in size_lines(plan) if line.partition(" ")[0] in words]
     return [*sizes, *lines]
+
+
+def _returned(plan: Plan) -> str:
+    of_calls = {step.gives for step in plan.steps}
+    return ", ".join(f"_whole({o.name})" if o.name in of_calls else o.name for o in plan.outputs)
 
 
 def _first(plan: Plan) -> str:
