@@ -90,8 +90,8 @@ class Probe(Asked):
     each call's inputs are a draw of the reference's own. `is_tall`: fewer rows where so many would
     cost much. `layout_at` is also which input has "edges". With `mild_more` the usual inputs are
     NaN, in so many more rows. With
-    `other_arguments` numbers are others, or 0, and what has a default is given, or floats are
-    tensors; `by_keyword` passes all by their names.
+    `other_arguments` numbers are others, 0, negative or large, what has a default is given, or
+    floats are tensors; `by_keyword` passes all by their names.
 
     `is_random`: the reference draws random numbers there, so what is no number is judged alone.
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
@@ -117,7 +117,7 @@ class Probe(Asked):
     is_reduced: bool = False
     is_drawn: bool = False
     is_tall: bool = False
-    other_arguments: Literal["", "others", "zeros", "tensors"] = ""
+    other_arguments: Literal["", "others", "zeros", "negative", "large", "tensors"] = ""
     by_keyword: bool = False
     mild_more: int = 0
     wants_same_bits: bool = False

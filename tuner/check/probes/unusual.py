@@ -68,6 +68,13 @@ def unusual_probes(ask: Asker) -> list[Probe]:
             )
             for which, kind in (("other", "others"), ("zero", "zeros"))
         ),
+        *(
+            ask.probe(
+                f"{kind} arguments", "arguments", other_arguments=kind, weights="initial",
+                is_extra=True, **ask.modes.in_turn,
+            )
+            for kind in (("negative", "large") if ask.traits.takes_numbers else ())
+        ),
         ask.probe("after a refused call", "refused call", calls=2, before=((), ("refused call",))),
         ask.graded("mode changed before", "edited before", edits="mode"),
         ask.graded("called on fewer rows before", "history", edits="rows"),

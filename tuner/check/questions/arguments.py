@@ -144,7 +144,8 @@ def _with_other_arguments(
 ) -> list[Any]:
     """Return other numbers, or 0, and what `forward` takes beside what `get_inputs` gives.
 
-    "tensors" are floats as tensors without dimensions, which may want gradients.
+    "negative" and "large" are floats of the other sign and of a thousand times the size, "tensors"
+    floats as tensors without dimensions, which may want gradients.
 
     Each is kept where the reference takes it: of the type that it has, or of its default's; a None
     may stand for a mask of bools, a tensor or a number.
@@ -155,13 +156,14 @@ def _with_other_arguments(
 
     def tries(value: Any) -> list[Any]:
         if kind != "others":
-            is_float = isinstance(value, float)
-            other = (
-                0.0
-                if kind == "zeros"
+            if not isinstance(value, float):
+                return []
+            usual = value or 0.5
+            return [
+                {"zeros": 0.0, "negative": -1.5 * usual, "large": 1024.0 * usual}[kind]
+                if kind != "tensors"
                 else torch.tensor(1.25, device=getattr(first, "device", None))
-            )
-            return [other] if is_float else []
+            ]
         if isinstance(value, bool):
             return [not value]
         if isinstance(value, int):
