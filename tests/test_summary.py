@@ -93,6 +93,22 @@ def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
     assert "faster in this race (4.00x; 2.00x to 8.00x), but its processes" in reported.verdict
 
 
+def test_processes_that_disagree_with_their_rounds_are_not_called_slower(tmp_path):
+    """Of the same race each process may be faster by its medians, and slower by pairs of rounds."""
+    own = (((10.0, 12.0, 11.0),) * 3, ((25.0, 24.0, 26.0),) * 3)
+    baseline = (((88.0, 80.0, 90.0),) * 3, ((50.0, 49.0, 60.0),) * 3)
+    trials = make_trials(30)
+    result = make_result(trials, Interval(0.859, 0.36, 2.05, 0.95, 2))
+    assert result.exported is not None
+    raced = replace(result.exported, samples_us=own, baseline_samples_us=baseline)
+    reported = summary(make_run(tmp_path, trials, replace(result, exported=raced)))
+    assert "slower" not in reported.verdict
+    assert (
+        "0.859x by its pairs of rounds, 2.00x to 8.00x by its processes' medians"
+        in reported.verdict
+    )
+
+
 def test_a_ratio_of_medians_that_is_not_the_speed_up_is_explained(tmp_path):
     """Who divides the two latencies of a summary should find what they read above them."""
     made = trials(30)

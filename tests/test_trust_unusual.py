@@ -38,6 +38,8 @@ WRONG = {
     "SumsInInt32": ("large integers", "RUNNING"),
     "MaskIgnored": ("other arguments", "OPTIONAL"),
     "NumberAsGiven": ("other arguments", "WARM"),
+    "SignOfTheNumberLost": ("negative arguments", "WARM"),
+    "NumberCapped": ("large arguments", "WARM"),
     "RememberedByNorms": ("rows exchanged", None),
     "GridOfOneDimension": ("very many rows", "GATED"),
     "OneLevelOfCarries": ("very many rows", "DOWN"),

@@ -331,6 +331,16 @@ class NumberAsGiven(nn.Module):
         return torch.softmax(x * 0.5, -1)
 
 
+class SignOfTheNumberLost(nn.Module):
+    def forward(self, x, temperature):
+        return torch.softmax(x / abs(temperature), -1)
+
+
+class NumberCapped(nn.Module):
+    def forward(self, x, temperature):
+        return torch.softmax(x / min(temperature, 100.0), -1)
+
+
 class RememberedByNorms(Plain):
     memory: tuple[object, torch.Tensor] | None = None
 

@@ -246,10 +246,17 @@ def _verdict(
         if interval.verdict == "no difference" and abs(interval.speedup - 1.0) > LIKE_PYTORCH:
             which = "faster" if interval.speedup > 1.0 else "slower"
             found = _by_process(finalist, interval) if finalist else []
-            each = f"; {ratio_words(min(found))} to {ratio_words(max(found))}" if found else ""
+            ends = f"{ratio_words(min(found))} to {ratio_words(max(found))}" if found else ""
+            if found and not min(found) <= interval.speedup <= max(found):
+                # On a busy machine pairs of rounds and processes' medians may disagree.
+                said = (
+                    f"{ratio} by its pairs of rounds, {ends} by its processes' medians, and they"
+                )
+            else:
+                said = f"{which} in this race ({ratio}{f'; {ends}' if ends else ''}), but its processes"
             return interval.verdict, (
-                f"Cannot be distinguished from PyTorch: {which} in this race ({ratio}{each}), but "
-                "its processes scatter so much that another one may show the opposite"
+                f"Cannot be distinguished from PyTorch: {said} scatter so much that another process "
+                "may show the opposite"
             )
         return interval.verdict, words[interval.verdict]
     if latency_us is None:
