@@ -247,15 +247,12 @@ def _verdict(
             which = "faster" if interval.speedup > 1.0 else "slower"
             found = _by_process(finalist, interval) if finalist else []
             ends = f"{ratio_words(min(found))} to {ratio_words(max(found))}" if found else ""
+            said = f"{which} in this race ({ratio}{'; ' * bool(ends)}{ends}), but its processes"
             if found and not min(found) <= interval.speedup <= max(found):
                 # On a busy machine pairs of rounds and processes' medians may disagree.
-                said = (
-                    f"{ratio} by its pairs of rounds, {ends} by its processes' medians, and they"
-                )
-            else:
-                said = f"{which} in this race ({ratio}{f'; {ends}' if ends else ''}), but its processes"
+                said = f"{ratio} by its pairs of rounds, {ends} by its processes' medians, which"
             return interval.verdict, (
-                f"Cannot be distinguished from PyTorch: {said} scatter so much that another process "
+                f"Cannot be distinguished from PyTorch: {said} scatter so much that another one "
                 "may show the opposite"
             )
         return interval.verdict, words[interval.verdict]
