@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.capture.any_batch import another_batch, any_batch
+from tuner.capture.any_batch import another_batch, any_batch, moved_rows
+from tuner.capture.capture import capture, with_another_batch
+from tuner.problem.reference import load_problem
 
 WRITTEN = {
     "  between: {shape: [8, 12]}": "  between: {shape: [batch, 12]}",
@@ -61,3 +63,46 @@ def test_what_differs_in_another_way_has_no_such_text(case):
 def test_another_batch_shares_no_factor():
     assert [another_batch(batch) for batch in (1, 2, 8, 128, 16384)] == [3, 3, 11, 131, 16411]
     assert another_batch(4, {4, 5, 7, 49}) == 11
+
+
+MIXED = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 16, 8))
+
+    def forward(self, x):
+        y = torch.tanh(x)
+        return {result}
+
+
+def get_inputs():
+    return [torch.randn(32, 16)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (
+            'torch.einsum("nd,edh->enh", y, self.w)',
+            " (rows are not the first dimension of all that line 12 has)",
+        ),
+        ("y @ self.w[0]", ""),
+    ],
+)
+def test_who_is_to_have_other_batches_reads_where_rows_are_elsewhere(result, words, tmp_path):
+    path = tmp_path / "mixed.py"
+    path.write_text(MIXED.format(result=result))
+    problem = load_problem(path)
+    graph = capture(problem)
+    other = with_another_batch(problem, graph)
+    assert other is not None and moved_rows(graph, other) == words

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from tuner.capture.any_batch import with_batch_numbers
+from tuner.capture.any_batch import moved_rows, with_batch_numbers
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
 from tuner.capture.graph.graph import Graph
@@ -224,8 +224,8 @@ class _Module:
                 )
         if others and not has_rows(text):
             self._say(
-                f"kernels are for {captured.graph.batch} rows alone: with others "
-                "PyTorch's own operations run"
+                f"kernels are for {captured.graph.batch} rows alone: with others PyTorch's own "
+                f"operations run{moved_rows(captured.graph, others[0].graph)}"
             )
         if made.without_step:
             self._say(f"a step of training takes PyTorch's own operations: {made.without_step}")

@@ -21,7 +21,14 @@ from tuner.capture.nests.precision import FLOATS
 from tuner.capture.nests.ranges import most_rows_of
 from tuner.capture.tasks.step_records import Captured
 
-__all__ = ["another_batch", "any_batch", "lacks_batch", "quotient_of", "with_batch_numbers"]
+__all__ = [
+    "another_batch",
+    "any_batch",
+    "lacks_batch",
+    "moved_rows",
+    "quotient_of",
+    "with_batch_numbers",
+]
 
 _RELATIVE = 1e-12  # by which numbers of float64 may differ that went another way
 
@@ -43,6 +50,21 @@ def another_batch(batch: int, sizes: Container[int] = ()) -> int:
     while found in sizes or any(found % d == 0 for d in range(2, math.isqrt(found) + 1)):
         found += 1
     return found
+
+
+def moved_rows(one: Graph, other: Graph) -> str:
+    """Say in which lines rows are no first dimension, of a module recorded at two batches.
+
+    Kernels may then be for one number of rows alone. Nothing where there is no such line.
+    """
+    lines = [
+        node.line
+        for node, same in zip(one.nodes, other.nodes, strict=False)
+        if node.line and node.shape[:1] == same.shape[:1] and node.shape != same.shape
+    ]
+    places = [*dict.fromkeys(lines)]
+    where = f"line{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+    return f" (rows are not the first dimension of all that {where} has)" if places else ""
 
 
 def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> str | None:
