@@ -192,6 +192,7 @@ def test_a_contender_that_rewrites_what_the_reference_imports_is_rejected(tmp_pa
             "import nobody_has_this",
             "next: install it, or name the folder that has it",
         ),
+        ("from .layers import Norm", "next: make its folder a package"),
         ("raise SystemExit(2)", 'belongs below `if __name__ == "__main__":`'),
     ],
 )

@@ -141,6 +141,9 @@ def test_the_command_line_lists_and_reports_a_rejected_run(tmp_path):
     listed = tune("runs", cwd=tmp_path)
     assert listed.code == 0 and "stopped" not in listed.out and "~" not in listed.out
     assert "rejected" in listed.out and WHY in " ".join(listed.out.split())
+    for folder, got in (("nowhere", "no such folder"), (run.path / "trials.jsonl", "a file")):
+        refused = tune("runs", folder, cwd=tmp_path)
+        assert refused.code == 2 and f"{got}\n  next: name a folder of runs" in refused.err
     reported = tune("report", run.path, cwd=tmp_path)
     assert reported.code == 0, reported
     assert "Rejected: 1 trial was correct at screening, but rejected" in reported.out

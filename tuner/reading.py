@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from tuner import options
+from tuner.errors import InputError
 from tuner.terminal import out, print_either, print_json, print_runs, print_summary
 
 __all__ = ["compare", "replay", "report", "runs"]
+
+DEFAULT_RUNS = Path("runs")
 
 
 def report(
@@ -40,12 +43,15 @@ def report(
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = DEFAULT_RUNS,
     json: options.JsonOption = False,
 ) -> None:
     """List the runs of a folder, the latest first."""
     from tuner.review.run_index import RunIndex
 
+    if folder != DEFAULT_RUNS and not folder.is_dir():
+        got = "a file" if folder.exists() else "no such folder"
+        raise InputError(f"{folder}: {got}\n  next: name a folder of runs, as {DEFAULT_RUNS}")
     found = RunIndex(folder).runs()
     print_either(found, print_runs, folder, is_json=json)
 

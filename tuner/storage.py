@@ -37,7 +37,7 @@ def storage_errors(path: Path, *, is_cache: bool = False) -> Iterator[None]:
             errno.EDQUOT: "the disk quota is used up; free some, then `tune --resume`",
             errno.EACCES: f"make it yours (chown), or choose another folder {elsewhere}",
             errno.EROFS: f"the file system is read-only; choose another folder {elsewhere}",
-        }.get(error.errno or 0, "check the path")
+        }.get(error.errno or 0, f"check the path, or choose another folder {elsewhere}")
         reason = (error.strerror or str(error)).lower()
         raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
 

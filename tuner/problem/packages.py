@@ -73,6 +73,8 @@ def advice_on(error: BaseException) -> str:
         ModuleNotFoundError: "install it, or name the folder that has it in PYTHONPATH",
         SystemExit: 'what the file does as a program belongs below `if __name__ == "__main__":`',
     }.get(type(error))
+    if "no known parent package" in str(error):
+        found = "make its folder a package (an __init__.py in it), or import without the dot"
     return f"\n  next: {found}" if found else ""
 
 

@@ -232,12 +232,11 @@ def _verdict(
     if interval is not None and run_data.result is not None and run_data.result.is_fallback:
         said = "No faster kernel found: the exported file holds PyTorch's own modules"
         return interval.verdict, said
+    ratio = "" if interval is None else ratio_words(interval.speedup)
     if interval and finalist and finalist.falls_back and interval.verdict == "faster":
-        ratio = ratio_words(interval.speedup)
         said = f"No difference from PyTorch: the file runs its own operations ({ratio} timed)"
         return "no difference", said
     if interval is not None:
-        ratio = ratio_words(interval.speedup)
         words = {
             "faster": f"{ratio} faster than PyTorch",
             "slower": f"Slower than PyTorch: {ratio}",
@@ -248,8 +247,7 @@ def _verdict(
             found = _by_process(finalist, interval) if finalist else []
             ends = f"{ratio_words(min(found))} to {ratio_words(max(found))}" if found else ""
             said = f"{which} in this race ({ratio}{'; ' * bool(ends)}{ends}), but its processes"
-            if found and not min(found) <= interval.speedup <= max(found):
-                # On a busy machine pairs of rounds and processes' medians may disagree.
+            if found and not min(found) <= interval.speedup <= max(found):  # on a busy machine
                 said = f"{ratio} by its pairs of rounds, {ends} by its processes' medians, which"
             return interval.verdict, (
                 f"Cannot be distinguished from PyTorch: {said} scatter so much that another one "

@@ -57,7 +57,7 @@ TELLS = {
     "sizes": "is it right for the tested size alone?",
     "derived": "is a copy of the module's own class, and not of that which was copied?",
     "chunks": "are the last rows left out where chunks divide the batch?",
-    "dropped": "does a step save a view of what it returns? Memory runs out call by call",
+    "dropped": "is a gradient missing, or memory kept of results that nobody has any more?",
     "kept": "does a backward write where an earlier one's gradients are?",
     "attribute": "is the mode kept by train() and eval(), and not read?",
     "methods": "is another method wrong, or does it know nothing of what forward does?",
