@@ -185,6 +185,7 @@ def test_a_contender_that_rewrites_what_the_reference_imports_is_rejected(tmp_pa
     assert found.reason.endswith("helper.py was rewritten while it was being verified")
 
 
+@pytest.mark.filterwarnings("ignore::ImportWarning")  # Python's own, before its error
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
