@@ -282,7 +282,8 @@ def _is_method_alone(function: str) -> bool:
     """Whether C++ has an operation of PyTorch's only as a method of its first tensor."""
     import torch
 
-    return hasattr(torch.Tensor, function) and not hasattr(torch._C._VariableFunctions, function)
+    is_function = hasattr(torch._C._VariableFunctions, function) or function == "index"
+    return hasattr(torch.Tensor, function) and not is_function
 
 
 def _step(step: Step, plan: Plan, tensors: set[str], numbers: set[str], is_gpu: bool) -> list[str]:
