@@ -227,6 +227,11 @@ REFUSED = {
     "no inputs": (lambda: Scaled(2.0), None, "expected a list or tuple of the tensors of one"),
     "a lone tensor": (lambda: Scaled(2.0), X, r"got Tensor\n  next: tune\(module, \(x,\)\)"),
     "a number": (lambda: Scaled(2.0), (X, 3.0), r"inputs\[1\]: expected a tensor, got float"),
+    "too many": (
+        lambda: Scaled(2.0),
+        (X, X),
+        r"too many positional arguments; got 2\n  next: give",
+    ),
     "a local class": (InAFunction.made, (X,), "move the class to the top level"),
     "no file": (without_a_file, (X,), "a notebook, or an interactive session"),
     "two modes": (in_two_modes, (X, X), "in training mode, but bn in eval mode"),

@@ -116,6 +116,14 @@ def require_live(module: Any, inputs: Any) -> str:
             f"{where}: the instance has a forward of its own; expected that of its class\n"
             "  next: write it as the forward of a class"
         )
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        raise InputError(
+            f"{where}: inputs do not fit forward{signature}: {error}; got {len(inputs)}\n"
+            "  next: give one tensor for each argument of forward that has no default"
+        ) from None
     others = others_in_mode(module)
     if others:
         modes = ["eval", "training"]
