@@ -30,7 +30,7 @@ from tuner.storage import storage_errors, write_whole
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["require_live", "require_rows", "write_live"]
+__all__ = ["require_arguments", "require_live", "require_rows", "write_live"]
 
 
 def write_live(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Path:
@@ -76,6 +76,18 @@ def _is_installed(path: Path) -> bool:
     return "site-packages" in path.parts or any(path.is_relative_to(root) for root in roots)
 
 
+def require_arguments(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+    """Raise an InputError unless a module's forward takes so many inputs."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        raise InputError(
+            f"tune({type(module).__name__}): inputs do not fit forward{signature}: {error}; got "
+            f"{len(inputs)}\n  next: give one tensor for each argument that has no default"
+        ) from None
+
+
 def require_live(module: Any, inputs: Any) -> str:
     """Return the file of a module's class, once it is known that it can be tuned.
 
@@ -116,14 +128,6 @@ def require_live(module: Any, inputs: Any) -> str:
             f"{where}: the instance has a forward of its own; expected that of its class\n"
             "  next: write it as the forward of a class"
         )
-    signature = inspect.signature(module.forward)
-    try:
-        signature.bind(*inputs)
-    except TypeError as error:
-        raise InputError(
-            f"{where}: inputs do not fit forward{signature}: {error}; got {len(inputs)}\n"
-            "  next: give one tensor for each argument of forward that has no default"
-        ) from None
     others = others_in_mode(module)
     if others:
         modes = ["eval", "training"]

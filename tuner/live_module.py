@@ -20,7 +20,7 @@ from tuner.config.quantities import absolute_workloads
 from tuner.config.run_config import RunConfig, load_config
 from tuner.deriving import derive_operator
 from tuner.errors import InputError, NothingCorrectError, input_errors
-from tuner.live_file import require_live, require_rows, write_live
+from tuner.live_file import require_arguments, require_live, require_rows, write_live
 from tuner.observing import Observer
 from tuner.review.workloads import headline_of
 from tuner.run import Run
@@ -109,6 +109,7 @@ def tune_module(
         known = ", ".join(sorted({"batch", *_OVERRIDES}))
         raise InputError(f"tune: unknown option {unknown[0]!r}\n  known: {known}")
     require_live(module, inputs)
+    require_arguments(module, inputs)
     given = {"device": _device_of(module, inputs), **overrides}
     if batch is not None:
         rows = require_rows(module, inputs, batch, str(given["device"]))
