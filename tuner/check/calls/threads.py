@@ -81,9 +81,34 @@ def called_at_once(
                 pool.submit(_repeated, model, each, device, given, together, has_gradients, fresh)
                 for model, each in zip(models, arguments, strict=True)
             ]
-            return [each.result() for each in made]
+            found = [each.result() for each in made]
     finally:
         sys.setswitchinterval(interval_s)
+    # As PyTorch's encoder with a mask does; then threads are asked for the answers with gradients.
+    is_other = has_gradients and _answers_otherwise(models[0], arguments[0])
+    return [with_gradients if is_other else without for without, with_gradients in found]
+
+
+def _answers_otherwise(model: torch.nn.Module, arguments: Sequence[Any]) -> bool:
+    """Whether a call without gradients, alone, gives other numbers than one with."""
+    import torch
+
+    def is_like(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+        if one is None or other is None or one.shape != other.shape:
+            return one is other
+        wide = torch.complex128 if one.is_complex() else torch.float64
+        first, second = (x.detach().to(wide) for x in (one, other))
+        return bool(torch.allclose(first, second, rtol=0.01, atol=0.01, equal_nan=True))
+
+    start = [(buffer, buffer.clone()) for buffer in model.buffers() if model.training]
+    answers = []
+    for is_trained in (False, True):
+        with torch.set_grad_enabled(is_trained):
+            answers.append(snapshots(outputs_of(model(*arguments))))
+        with torch.no_grad():
+            for buffer, value in start:
+                buffer.copy_(value)
+    return len(answers[0]) != len(answers[1]) or not all(map(is_like, *answers))
 
 
 def _repeated(
@@ -94,31 +119,32 @@ def _repeated(
     together: threading.Barrier,
     has_gradients: bool,
     fresh: Sequence[torch.nn.Module],
-) -> Made:
+) -> tuple[Made, Made]:
+    """Return what was got most seldom: the answer without gradients and that with, if any."""
     import torch
 
     start: dict[str, torch.Tensor] = {}
     stream = torch.cuda.Stream(device) if is_gpu(device) else None
     num_seen: Counter[int] = Counter()
-    kept: dict[int, Made] = {}
+    kept: dict[int, tuple[Made, Made]] = {}
 
-    def once(called: Any) -> Made:
+    def once(called: Any) -> tuple[Made, Made]:
         with torch.no_grad():
             undo()
             result = called(*arguments)
             copies = snapshots(outputs_of(result))
+        alone = Made(result, copies)
         if not has_gradients:
-            return Made(result, copies)
+            return alone, alone
         with torch.enable_grad():
             undo()
             trained = called(*arguments)
             outputs = [y for y in outputs_of(trained) if isinstance(y, torch.Tensor)]
             if not any(y.requires_grad for y in outputs):
-                return Made(result, copies)
-            # Of this call: without gradients a module may do something else, as PyTorch's own
-            # encoder with a mask does.
+                return alone, alone
             grads = dense(gradients_of(leaves_of(called, arguments), outputs, given), [])
-            return Made(trained, snapshots(outputs_of(trained)), grads)
+            copies_of_it = snapshots(outputs_of(trained))
+            return Made(result, copies, grads), Made(trained, copies_of_it, grads)
 
     def undo() -> None:
         with torch.no_grad():
@@ -139,7 +165,8 @@ def _repeated(
                 end_s = time.monotonic() + (0.0 if is_many else AT_ONCE_S)
             try:
                 made = once(called)
-                tensors = [*(y for y in made.copies if y is not None), *made.gradients.values()]
+                copies = (y for each in made for y in each.copies)
+                tensors = [*(y for y in copies if y is not None), *made[0].gradients.values()]
                 bits = hash(tuple(checksum_of(y) for y in tensors))
             except BaseException:  # memory may run out in either
                 together.abort()  # who waits goes on
