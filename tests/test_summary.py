@@ -100,12 +100,12 @@ def test_processes_that_disagree_with_their_rounds_are_not_called_slower(tmp_pat
     trials = make_trials(30)
     result = make_result(trials, speedup_of(baseline, own))
     assert result.exported is not None
-    lanes = (
-        tuple(tuple((us,) * 3 for us in rounds) for rounds in lanes) for lanes in (own, baseline)
-    )
+
+    def samples(lanes: list[list[float]]) -> tuple:
+        return tuple(tuple((us,) * 3 for us in rounds) for rounds in lanes)
+
     raced = replace(
-        result.exported,
-        **dict(zip(("samples_us", "baseline_samples_us"), lanes, strict=True)),
+        result.exported, samples_us=samples(own), baseline_samples_us=samples(baseline)
     )
     reported = summary(make_run(tmp_path, trials, replace(result, exported=raced)))
     assert "slower" not in reported.verdict

@@ -82,6 +82,11 @@ class Plan:
         return {step.gives for step in self.steps if step.gives}
 
     @property
+    def given_outputs(self) -> set[str]:
+        """Those of `given` that are returned."""
+        return self.given & {output.name for output in self.outputs}
+
+    @property
     def dense(self) -> set[str]:
         """Those of `given` that functions of the source read, and outputs: contiguous, aligned.
 

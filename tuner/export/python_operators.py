@@ -11,7 +11,7 @@ import inspect
 
 from tuner.capture.modules.known_text import WATCHED_TEXT
 from tuner.export.registration import has_channels_last
-from tuner.kernel.operands import channels_last
+from tuner.kernel.operands import as_no_view, channels_last
 from tuner.kernel.python_calls import check_lines, work_lines
 from tuner.plans import Argument, Plan
 from tuner.trial import Language
@@ -27,7 +27,9 @@ def python_calls(plan: Plan, namespace: str, replays: bool = False) -> str:
     kernels alone repeat what an earlier one launched.
     """
     functions = [_python_call(call, namespace, replays) for call in plan.calls]
-    helpers = [inspect.getsource(channels_last).rstrip()] if has_channels_last(plan) else []
+    used = [channels_last] if has_channels_last(plan) else []
+    used += [as_no_view] if any(call.given_outputs for call in plan.calls) else []
+    helpers = [inspect.getsource(helper).rstrip() for helper in used]
     return "\n\n\n".join([_PYTHON_CALLED, *helpers, *functions]) + "\n"
 
 
@@ -107,12 +109,6 @@ def cdiv(a, b):
 def _dense(tensor):
     tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
-
-
-def _whole(tensor):
-    # What PyTorch gave, as no view of a tensor that nobody has: a user may edit it in place.
-    is_view = tensor._is_view()
-    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape) if is_view else tensor
 
 
 _TAKEN = set()  # forms of arguments that an operator has checked and taken

@@ -96,7 +96,7 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
         *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
         f"#include <{registers}>",
     ]
-    if any(map(_returns_what_is_given, plan.calls)):
+    if any(call.given_outputs for call in plan.calls):
         lines.append("#include <ATen/core/LegacyTypeDispatch.h>")
     if is_gpu:
         lines += ["#include <c10/cuda/CUDAGuard.h>", "#include <c10/cuda/CUDAStream.h>"]
@@ -235,15 +235,11 @@ def _boxed(plan: Plan) -> list[str]:
     return [head, *(f"  {line}" for line in lines), "}"]
 
 
-def _returns_what_is_given(plan: Plan) -> bool:
-    return not {output.name for output in plan.outputs}.isdisjoint(s.gives for s in plan.steps)
-
-
 def _body(plan: Plan, is_gpu: bool) -> list[str]:
     tensors = [a for a in plan.arguments if a.shape is not None]
     first = f"{tensors[0].name}_"
     lines = [f"const c10::cuda::CUDAGuard guard({first}.device());"] if is_gpu else []
-    if _returns_what_is_given(plan):  # as no view, which could not be edited
+    if plan.given_outputs:  # as no view, which could not be edited
         lines.append("const at::AutoDispatchBelowADInplaceOrView below;")
     sizes: set[str] = set()
     for argument in tensors:

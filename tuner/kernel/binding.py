@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.kernel.operands import channels_last
+from tuner.kernel.operands import as_no_view, channels_last
 from tuner.kernel.python_calls import call_lines
 from tuner.kernel.triton_files import at_fixed_lines
 from tuner.machine.platforms import platform_of
@@ -179,13 +179,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return made.clone() if made.data_ptr() % ALIGNMENT_BYTES else made
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    is_view = tensor._is_view()
-    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape) if is_view else tensor
-
-
 def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
@@ -197,7 +190,8 @@ def _finished(step: str, message: bytes | None) -> None:
 
 _HELPERS: dict[str, Any] = {
     **{name: entry[0] for name, entry in FUNCTIONS.items()},
-    **{f.__name__: f for f in (_prepared, _expect, _dense, _whole, _pointer, _finished)},
+    **{f.__name__: f for f in (_prepared, _expect, _dense, _pointer, _finished)},
+    "as_no_view": as_no_view,
     "channels_last": channels_last,
     "_index": operator.index,
     "_integer": ctypes.c_int64,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_cpp", "as_python", "channels_last", "names_in", "problem_with"]
+__all__ = ["as_cpp", "as_no_view", "as_python", "channels_last", "names_in", "problem_with"]
 
 # Functions whose list has an index, or nothing, for each dimension.
 _INDEXING = {"index", "index_put"}
@@ -73,6 +73,14 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor:
     is_volume = tensor.dim() == 5
     order = torch.channels_last_3d if is_volume else torch.channels_last
     return tensor.contiguous(memory_format=order)
+
+
+def as_no_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what PyTorch gave, as no view of a tensor that nobody has: a user may edit it."""
+    import torch
+
+    is_view = tensor._is_view()
+    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape) if is_view else tensor
 
 
 def _parsed(text: str) -> tuple[str, ast.expr]:

@@ -1,7 +1,7 @@
 """The calls of a plan as lines of Python: of an exported file, and of what runs in a search.
 
 They expect `torch`, `cdiv`, the functions that steps call, and helpers around them: `_prepared`
-and `_expect` for arguments, `_dense` and `channels_last` for what steps give, and `_whole` for
+and `_expect` for arguments, `_dense` and `channels_last` for what steps give, and `as_no_view` for
 what of that is returned. Those of a search also need `_on`, and of C functions `_pointer`,
 `_integer`, `_double`, `_stream` and `_finished`.
 """
@@ -71,8 +71,8 @@ def work_lines(plan: Plan) -> list[str]:
 
 
 def _returned(plan: Plan) -> str:
-    of_calls = {step.gives for step in plan.steps}
-    return ", ".join(f"_whole({o.name})" if o.name in of_calls else o.name for o in plan.outputs)
+    given = plan.given_outputs
+    return ", ".join(f"as_no_view({o.name})" if o.name in given else o.name for o in plan.outputs)
 
 
 def _first(plan: Plan) -> str:

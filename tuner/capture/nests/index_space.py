@@ -21,8 +21,8 @@ from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.errors import InputError
 
 __all__ = [
-    "ALIASES", "OVER_COLUMNS", "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate",
-    "Space", "axes_of", "name_of", "refusal", "space_of", "viewed",
+    "ALIASES", "AS_INT64", "OVER_COLUMNS", "REDUCTIONS", "SAME_ORDER", "NotOneNest",
+    "NothingToGenerate", "Space", "axes_of", "name_of", "refusal", "space_of", "viewed",
 ]  # fmt: skip
 
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
@@ -55,6 +55,7 @@ def viewed(graph: Graph, name: str) -> Tensor | Node:
     return value
 
 
+AS_INT64 = "give it int64, as x.long() makes it"
 WORK = "pointwise work, reductions over some dimensions, calls of PyTorch's products"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 
 from tuner.capture.graph.graph import Graph, Node, Ref, Tensor
-from tuner.capture.nests.index_space import REDUCTIONS, refusal
+from tuner.capture.nests.index_space import AS_INT64, REDUCTIONS, refusal
 from tuner.capture.nests.nest import DTYPES
 from tuner.capture.nests.precision import EXACT, FLOATS, HALVES, WHOLE, Precision, are_told_apart
 
@@ -41,7 +41,7 @@ def refuse_unread(user: Node, value: Tensor | Node, precision: Precision) -> Non
     if isinstance(value, Tensor) and value.value is not None:
         raise refusal(user, f"the constant {value.name} has several values")
     if value.dtype not in DTYPES | WHOLE:
-        then = "give it int64, as x.long() makes it" if value.dtype.startswith("uint") else ""
+        then = AS_INT64 if value.dtype.startswith("uint") else ""
         raise refusal(user, f"{value.name} is {value.dtype}, which is not read yet", then=then)
     if precision == "float64" and value.dtype in HALVES:
         raise refusal(user, f"{value.name} is {value.dtype}, beside float64")

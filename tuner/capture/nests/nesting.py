@@ -24,7 +24,7 @@ from tuner.capture.nests.operations import OPERATIONS, Kind, operation_of, simpl
 from tuner.capture.nests.precision import EXACT, computed_in, rounding_of, stored_as
 from tuner.capture.nests.ranges import with_ranges_read
 from tuner.capture.nests.scans import scan_of
-from tuner.capture.nests.viewing import is_given_in_floats, is_same, real_name, views_read
+from tuner.capture.nests.viewing import is_given_otherwise, is_same, real_name, views_read
 from tuner.capture.nests.windows import tap_of
 
 __all__ = ["nest_of"]
@@ -221,7 +221,7 @@ class _Builder:
             refuse_inexact(self.graph, node, self.numbers, self.precision)
             self._add(node.name, f"as_{rounded}", (self._operand(node.args[0]),))
             return
-        is_made = is_given_in_floats(self.graph, node)
+        is_made = is_given_otherwise(self.graph, node)
         if is_made or (node.op == "cast" and node.dtype == "int64"):
             self._add(node.name, "trunc", (self._operand(node.args[0]),))
             return

@@ -12,7 +12,7 @@ from tuner.capture.nests.nest import DTYPES
 from tuner.capture.nests.precision import FLOATS, is_wider, rounding_of
 
 __all__ = [
-    "is_given_in_floats",
+    "is_given_otherwise",
     "is_same",
     "real_name",
     "views_read",
@@ -29,8 +29,8 @@ def real_name(graph: Graph, name: str) -> str:
     return value.name
 
 
-def is_given_in_floats(graph: Graph, node: Node) -> bool:
-    """Whether a result is what is given, whole numbers or truths, as floats: it has to be made."""
+def is_given_otherwise(graph: Graph, node: Node) -> bool:
+    """Whether a result is given whole numbers or truths in another type: it has to be made."""
     if node.op != "cast" or node.dtype not in {*FLOATS, "int64"}:
         return False
     given = viewed(graph, node.refs[0])
@@ -43,7 +43,7 @@ def is_same(graph: Graph, node: Node) -> bool:
     if node.op != "cast":
         return False
     before = graph.value(name_of(node.args[0])).dtype
-    if is_given_in_floats(graph, node):
+    if is_given_otherwise(graph, node):
         return False
     if before == node.dtype or (before == "bool" and node.dtype in DTYPES):
         return True

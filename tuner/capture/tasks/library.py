@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.graph.lowering import plain
 from tuner.capture.graph.vocabulary import MOVES, VOCABULARY
-from tuner.capture.nests.index_space import OVER_COLUMNS, refusal
+from tuner.capture.nests.index_space import AS_INT64, OVER_COLUMNS, refusal
 from tuner.capture.nests.operations import OPERATIONS
 from tuner.capture.nests.precision import FLOATS, WHOLE
 
@@ -123,7 +123,7 @@ def with_results_apart(graph: Graph) -> Graph:
 
 
 _INSTEAD = {  # of numbers that calls do not take
-    "uint": "give it int64, as x.long() makes it",
+    "uint": AS_INT64,
     "complex": "write it with two tensors, of real and of imaginary parts, or tune what stands "
     "before or behind",
 }

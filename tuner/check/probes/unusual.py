@@ -66,14 +66,10 @@ def unusual_probes(ask: Asker) -> list[Probe]:
                 f"{which} arguments", "arguments", other_arguments=kind, weights="initial",
                 is_extra=True, **ask.modes.in_turn,
             )
-            for which, kind in (("other", "others"), ("zero", "zeros"))
-        ),
-        *(
-            ask.probe(
-                f"{kind} arguments", "arguments", other_arguments=kind, weights="initial",
-                is_extra=True, **ask.modes.in_turn,
+            for which, kind in (
+                ("other", "others"), ("zero", "zeros"),
+                *((kind, kind) for kind in ("negative", "large") if ask.traits.takes_numbers),
             )
-            for kind in (("negative", "large") if ask.traits.takes_numbers else ())
         ),
         ask.probe("after a refused call", "refused call", calls=2, before=((), ("refused call",))),
         ask.graded("mode changed before", "edited before", edits="mode"),

@@ -158,12 +158,10 @@ def _with_other_arguments(
         if kind != "others":
             if not isinstance(value, float):
                 return []
+            if kind == "tensors":
+                return [torch.tensor(1.25, device=getattr(first, "device", None))]
             usual = value or 0.5
-            return [
-                {"zeros": 0.0, "negative": -1.5 * usual, "large": 1024.0 * usual}[kind]
-                if kind != "tensors"
-                else torch.tensor(1.25, device=getattr(first, "device", None))
-            ]
+            return [{"zeros": 0.0, "negative": -1.5 * usual, "large": 1024.0 * usual}[kind]]
         if isinstance(value, bool):
             return [not value]
         if isinstance(value, int):
