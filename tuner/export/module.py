@@ -18,6 +18,7 @@ from tuner.errors import TemplateError
 from tuner.export.python_operators import operator_of, python_binding, python_calls, work_of
 from tuner.export.registration import built_alone, cpp_binding, schema
 from tuner.export.several import KEPT_TEXTS, Dispatch, apart, dispatch_text, named_in
+from tuner.kernel import kept_memory
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
 from tuner.kernel.python_calls import size_lines
@@ -176,6 +177,8 @@ def _header(
         which = f"Kernel {number}, template" if len(candidates) > 1 else "Template"
         lines += [f"{which}: {candidate.template} ({params})", "Optimisations:"]
         lines += [f"  - {line}" for line in candidate.optimisations]
+        if candidate.language == "cpp":
+            lines.append(f"  - {kept_memory.WORDS}")
     is_deterministic = all(candidate.is_deterministic for candidate in candidates)
     needs = " and ".join(dict.fromkeys(_needs(candidate) for candidate in candidates))
     lines += [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from tuner.kernel import kept_memory
 from tuner.kernel.operands import as_cpp
 from tuner.kernel.python_calls import given, tensor_names
 from tuner.machine.platforms import platform_of
@@ -85,12 +86,15 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     operations = {step.function for step in steps if step.kind == "aten"}
     if is_gpu:
         operations |= {"zeros" if tensor.zero else "empty" for tensor in made}
+    keeps = bool(made) and not is_gpu
     registers = "torch/library.h" if is_gpu else "torch/csrc/stable/library.h"
     lines = [
         "#include <tuple>",
         "#include <algorithm>",
         "#include <limits>",
         *(() if is_gpu else ("#include <cstring>", "#include <memory>")),
+        *(("#include <mutex>", "#include <vector>", "#include <ATen/Context.h>") if keeps else ()),
+        *(("#include <ATen/EmptyTensor.h>",) if keeps else ()),
         "#include <ATen/Parallel.h>",
         "#include <ATen/core/Tensor.h>",
         *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
@@ -102,7 +106,9 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
         lines += ["#include <c10/cuda/CUDAGuard.h>", "#include <c10/cuda/CUDAStream.h>"]
     # C++ source stands in the same file as its binding; CUDA source is compiled on its own.
     declarations = dict.fromkeys(d for call in plan.calls for d in _declarations(call))
-    lines += ["", *(declarations if is_gpu else ()), "", "namespace {", "", _PREPARED, ""]
+    lines += ["", *(declarations if is_gpu else ()), ""]
+    lines += [kept_memory.CPP, ""] if keeps else []
+    lines += ["namespace {", "", _PREPARED, ""]
     lines += [_CHANNELS_LAST, ""] if has_channels_last(plan) else []
     for call in plan.calls:
         lines += [*_function(call, is_gpu), ""]
@@ -254,13 +260,16 @@ def _body(plan: Plan, is_gpu: bool) -> list[str]:
                 lines.append(f"const int64_t {size} = {name}.size({dim});")
         lines.append(f'expect({name}, "{name}", {{{", ".join(shape)}}});')
     for tensor in plan.made:
-        make = "zeros" if tensor.zero else "empty"
         dims = ", ".join(to_cpp(Expression.parse(d)) for d in tensor.shape)
-        # The method needs no further header.
-        maker = f"at::{make}" if is_gpu else f"{first}.new_{make}"
+        dtype = _AT_TYPE[tensor.dtype]
+        if not is_gpu:
+            made = f"kept_memory_1::empty({first}, {{{dims}}}, {dtype})"
+            lines.append(f"at::Tensor {tensor.name} = {made}{'.zero_()' if tensor.zero else ''};")
+            continue
+        make = "zeros" if tensor.zero else "empty"
         lines.append(
-            f"at::Tensor {tensor.name} = {maker}({{{dims}}}, "
-            f"{first}.options().dtype({_AT_TYPE[tensor.dtype]}).requires_grad(false));"
+            f"at::Tensor {tensor.name} = at::{make}({{{dims}}}, "
+            f"{first}.options().dtype({dtype}).requires_grad(false));"
         )
     if any("num_threads" in step.args for step in plan.steps):
         lines.append("const int64_t num_threads = at::get_num_threads();")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.kernel import kept_memory
 from tuner.kernel.operands import as_no_view, channels_last
 from tuner.kernel.python_calls import call_lines
 from tuner.kernel.triton_files import at_fixed_lines
@@ -191,6 +192,7 @@ def _finished(step: str, message: bytes | None) -> None:
 _HELPERS: dict[str, Any] = {
     **{name: entry[0] for name, entry in FUNCTIONS.items()},
     **{f.__name__: f for f in (_prepared, _expect, _dense, _pointer, _finished)},
+    "_kept": kept_memory.empty,
     "as_no_view": as_no_view,
     "channels_last": channels_last,
     "_index": operator.index,

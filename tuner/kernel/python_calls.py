@@ -3,7 +3,7 @@
 They expect `torch`, `cdiv`, the functions that steps call, and helpers around them: `_prepared`
 and `_expect` for arguments, `_dense` and `channels_last` for what steps give, and `as_no_view` for
 what of that is returned. Those of a search also need `_on`, and of C functions `_pointer`,
-`_integer`, `_double`, `_stream` and `_finished`.
+`_integer`, `_double`, `_stream`, `_finished` and, on a CPU, `_kept`, which makes results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def call_lines(plan: Plan, language: Language) -> list[str]:
         plan: of one call.
         language: of the functions that it calls.
     """
-    lines = [*check_lines(plan), *_made_lines(plan).values()]
+    lines = [*check_lines(plan), *_made_lines(plan, language).values()]
     # As PyTorch's schema does: an int is a float, but no float is an int.
     numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
     lines += [f"{a.name} = {numbers[a.name]}({a.name})" for a in plan.arguments if a.shape is None]
@@ -79,10 +79,14 @@ def _first(plan: Plan) -> str:
     return next(a.name for a in plan.arguments if a.shape is not None)
 
 
-def _made_lines(plan: Plan) -> dict[str, str]:
+def _made_lines(plan: Plan, language: Language = "triton") -> dict[str, str]:
     """Return the lines that make outputs and workspace, by name, in order."""
     lines = {}
     for tensor in plan.made:
+        if not platform_of(language).is_gpu:
+            made = f"_kept(({', '.join(tensor.shape)},), torch.{tensor.dtype})"
+            lines[tensor.name] = f"{tensor.name} = {made}{'.zero_()' if tensor.zero else ''}"
+            continue
         make = "zeros" if tensor.zero else "empty"
         lines[tensor.name] = (
             f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "

@@ -1,0 +1,143 @@
+"""Memory of large results on a CPU: handed out again when a result is gone, never before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tuner.export.registration import built_alone
+from tuner.kernel import kept_memory
+
+Make = Callable[[list[int]], torch.Tensor]
+LARGE = [3 << 20]  # float32: 12 MB
+
+REGISTERED = """
+at::Tensor made(const at::Tensor& like, at::IntArrayRef shape) {
+  return kept_memory_1::empty(like, shape, at::kFloat);
+}
+int64_t kept() { return kept_memory_1::free_blocks().num_bytes; }
+
+TORCH_LIBRARY(tuner_kept_memory_test, m) {
+  m.def("made(Tensor like, int[] shape) -> Tensor", made);
+  m.def("kept() -> int", kept);
+}
+"""
+HEADERS = ["mutex", "vector", "ATen/Context.h", "ATen/EmptyTensor.h", "torch/library.h"]
+
+
+@pytest.fixture(scope="module", params=["search", "file"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """What makes results while searching, and what an exported file holds, compiled."""
+    if request.param == "search":
+        return lambda shape: kept_memory.empty(shape, torch.float32)
+    included = "\n".join(f"#include <{name}>" for name in HEADERS)
+    text = "\n".join([included, kept_memory.CPP, REGISTERED])
+    built_alone("tuner_kept_memory_test", cpp_sources=[text])
+    like = torch.empty(0)
+    made = torch.ops.tuner_kept_memory_test.made
+    return lambda shape: made(like, shape)
+
+
+def test_what_a_result_held_is_handed_out_again_once_it_is_gone(make: Make) -> None:
+    result = make(LARGE)
+    place = result.data_ptr()
+    del result
+    assert make(LARGE).data_ptr() == place
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        lambda y: y.view(2, -1),
+        lambda y: y.numpy(),
+        lambda y: torch.from_dlpack(y),
+        lambda y: y.untyped_storage(),
+        lambda y: [y.detach()],
+    ],
+    ids=["view", "numpy", "dlpack", "storage", "detached"],
+)
+def test_what_somebody_still_reads_is_not_handed_out(make: Make, holder: object) -> None:
+    result = make(LARGE).fill_(1.0)
+    place = result.data_ptr()
+    held = holder(result)  # type: ignore[operator]
+    del result
+    others = [make(LARGE).fill_(2.0) for _ in range(3)]
+    assert place not in {y.data_ptr() for y in others}
+    del held
+    assert make(LARGE).data_ptr() == place
+
+
+def test_memory_that_went_to_another_process_is_left_alone(make: Make) -> None:
+    result = make(LARGE).fill_(1.0)
+    shared = result.share_memory_().detach()
+    del result
+    make(LARGE).fill_(2.0)
+    assert shared.eq(1.0).all()
+
+
+def test_a_result_is_as_any_other_tensor(make: Make) -> None:
+    result = make(LARGE)
+    assert (result.dtype, result.device.type, result.shape) == (torch.float32, "cpu", tuple(LARGE))
+    assert result.is_contiguous() and not result._is_view() and not result.requires_grad
+    assert result.data_ptr() % 64 == 0
+    result.fill_(3.0)
+    assert result.sum() == 3.0 * result.numel()
+    assert make([2, 3]).shape == (2, 3)  # small ones are malloc's
+    assert make([0, 1 << 30]).numel() == 0
+
+
+def test_a_smaller_result_takes_no_much_larger_block(make: Make) -> None:
+    large = make([1 << 24])
+    place = large.data_ptr()
+    del large
+    assert make(LARGE).data_ptr() != place
+    assert make([(1 << 24) - 4096]).data_ptr() == place
+
+
+def test_threads_never_have_the_same_memory(make: Make) -> None:
+    wrong: list[int] = []
+
+    def work(own: int) -> None:
+        for _ in range(30):
+            y = make(LARGE).fill_(own)
+            if not bool(y.eq(own).all()):
+                wrong.append(own)
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_unwritten_numbers_are_nan_where_pytorch_makes_them_so(make: Make) -> None:
+    make(LARGE).fill_(1.0)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        assert make(LARGE).isnan().all()
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def test_no_more_than_the_limit_stays_when_all_results_are_gone(
+    make: Make, request: pytest.FixtureRequest
+) -> None:
+    block_bytes = 64 << 20
+    count = kept_memory.MOST_BYTES // block_bytes + 4
+    results = [make([block_bytes // 4]) for _ in range(count)]
+    before_bytes = kept_bytes(request)
+    del results
+    assert before_bytes < kept_bytes(request) <= kept_memory.MOST_BYTES
+    assert kept_bytes(request) > kept_memory.MOST_BYTES - block_bytes
+
+
+def kept_bytes(request: pytest.FixtureRequest) -> int:
+    """Return what is kept and nobody's."""
+    if request.node.callspec.params["make"] == "search":
+        return sum(block.nbytes() for block in kept_memory._free)
+    return int(torch.ops.tuner_kept_memory_test.kept())
