@@ -672,6 +672,28 @@ def test_a_sum_may_pass_the_largest_number_on_its_way_and_come_back(tmp_path):
     assert "Inf at other places" in reasons(Narrow, problem, expectations)[0]
 
 
+def test_a_product_of_numbers_near_the_largest_may_be_summed_in_any_order(tmp_path):
+    """Where a row and a column of such numbers meet, sums of four may pass the largest and return."""
+    inputs = "torch.rand(48, 32), torch.rand(32, 4)"
+    problem = load_reference(tmp_path, reference_of("a @ b", inputs))
+
+    class Backwards(problem.module.Model):
+        def forward(self, a, b):
+            return functools.reduce(
+                torch.add, (a[:, k : k + 1] * b[k] for k in reversed(range(32)))
+            )
+
+    class Narrow(problem.module.Model):
+        def forward(self, a, b):
+            return (a * 2.0**20) @ b * 2.0**-20
+
+    near = (p for seed in range(40) for p in thorough_probes(seed, 48))
+    expectations = expect_all(problem, [p for p in near if p.name == "values near the largest"])
+    assert len(expectations) == 40
+    assert not reasons(Backwards, problem, expectations)
+    assert "Inf at other places" in reasons(Narrow, problem, expectations)[0]
+
+
 def test_a_module_that_returns_float8_is_judged(tmp_path):
     text = reference_of("(a * 2).to(torch.float8_e4m3fn)", "torch.rand(24, 8192)")
     problem = load_reference(tmp_path, text)

@@ -41,6 +41,7 @@ Distribution = Literal[
     "inf_elements",  # as given, +Inf and -Inf in two rows, in any column
     "negative_inf_row",  # as given, one row -Inf
     "extreme",  # as given, numbers near the largest float32 in two rows, of both signs
+    "extreme_terms",  # the same, a sixteenth as large: no sum of a few is beyond the largest
     "masked",  # as given, with -Inf at the start of one row, in the middle of another
     "late_rows",  # as given, later rows with more and more added: 100 to 3000 in the last
     "like_rows",  # in turn: a single 1, mostly zeros, permutations of one row
@@ -77,6 +78,7 @@ DRAWN = (
 )  # fmt: skip
 FAR_OFFSET = 4096.0  # where float32 keeps 11 bits of what is behind the point
 HALF_FACTOR = 100.0  # some squares are beyond 65504 then, their mean in a row is not
+EXTREMES = {"extreme": 0.9, "extreme_terms": 0.9 / 16}  # of the largest number
 EXPONENTS = {"huge": 28, "vast": 120, "vast_terms": 104, "denormal": -127}
 # 2^20 is outside float16's range, and its square well inside float32's; so is that of 2^-60, which
 # is far below any number that a norm or a logarithm is kept away from 0 by.
@@ -289,10 +291,11 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
     elif distribution == "filled":
         rows[at], rows[(at + 1) % len(rows)] = 0.0, -1e4
         rows[(at + 2) % len(rows), 0] = rows[(at + 2) % len(rows), -1] = 0.0
-    elif distribution == "extreme":
+    elif distribution in EXTREMES:
         # bfloat16 holds it, too. In float64 it is that of float32: the oracle, which is float64
         # itself, has to have room for squares and differences.
-        most = 0.9 * min(torch.finfo(value.dtype).max, torch.finfo(torch.float32).max)
+        most = min(torch.finfo(value.dtype).max, torch.finfo(torch.float32).max)
+        most *= EXTREMES[distribution]
         for row, sign in ((at, 1.0), ((at + 1) % len(rows), -1.0)):
             first = below(rows.shape[1])
             rows[row, first] = sign * most

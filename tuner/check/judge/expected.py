@@ -27,6 +27,7 @@ from tuner.check.judge.undecided import (
     disputed_in,
     is_near_overflow,
     of_order,
+    sums_products,
     undefined,
 )
 from tuner.check.judge.wide_convolutions import exact_convolutions
@@ -159,6 +160,8 @@ class _Reference:
             is_near_overflow(t, oracle[n]) for n, t in baseline.items()
         ):
             return dataclasses.replace(probe, distribution="vast_terms")
+        if probe.distribution == "extreme" and sums_products(problem, model, arguments[0], known):
+            return dataclasses.replace(probe, distribution="extreme_terms")
         return self._judged_by(own, oracle, start, ways)
 
     def _oracle(self, own: _Answer, wide: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -15,7 +15,14 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["depends_on_order", "disputed_in", "is_near_overflow", "of_order", "undefined"]
+__all__ = [
+    "depends_on_order",
+    "disputed_in",
+    "is_near_overflow",
+    "of_order",
+    "sums_products",
+    "undefined",
+]
 
 
 MULTIPLYING = frozenset({"aten.prod", "aten.cumprod"})  # many numbers, each with all others
@@ -127,24 +134,37 @@ def depends_on_order(
     """
     import torch
 
-    if not _multiplies(problem, model, values, known):  # as nearly all: no number is looked at
-        return False
+    if MULTIPLYING.isdisjoint(_operations(problem, model, values, known)):
+        return False  # as nearly all: no number is looked at
     made = [y for answer in answers for y in answer.values() if y.is_floating_point()]
     given = [x for x in (*values, *model.parameters()) if isinstance(x, torch.Tensor)]
     is_finite = all(bool(torch.isfinite(y).all()) for y in made)
     return not is_finite and not any(bool(torch.isnan(x).any()) for x in given)
 
 
-def _multiplies(
+def sums_products(
     problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
 ) -> bool:
-    """Whether a module multiplies many numbers, each with all others; `known` keeps the answer."""
+    """Whether a module makes matrix products or convolutions; `known` keeps the answer.
+
+    Of their numbers near the largest float a partial sum may be beyond it in one order alone.
+    """
+    from torch.utils.flop_counter import flop_registry
+
+    products = {str(function) for function in flop_registry}
+    return not products.isdisjoint(_operations(problem, model, values, known))
+
+
+def _operations(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
+) -> frozenset[str]:
+    """Return what PyTorch's dispatcher runs in a call; nothing where a call fails."""
     import torch
 
-    if "multiplies" not in known:
+    if "operations" not in known:
         operations: list[str] = []
         with contextlib.suppress(ProblemError), torch.no_grad(), recorded(operations):
             problem.call(copied(model), values)
-            known["multiplies"] = not MULTIPLYING.isdisjoint(operations)
-    multiplies: bool = known.get("multiplies", False)
-    return multiplies
+            known["operations"] = frozenset(operations)
+    found: frozenset[str] = known.get("operations", frozenset())
+    return found
