@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
+from spaces import feasible
 
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
 from tuner.capture.graph.settings import settings_of
 from tuner.capture.tasks.step_records import Captured
+from tuner.config.run_config import load_config
+from tuner.deriving import derive_config
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
+from tuner.planning import plan
 from tuner.problem.reference import load_problem
 from tuner.trial import Candidate
 
@@ -96,3 +100,16 @@ def test_what_lies_behind_the_last_column_is_not_touched(tmp_path):
 )
 def test_memory_is_asked_for_ahead_where_columns_lie_far_apart(tmp_path, result, shape, is_far):
     assert (AHEAD in loops_of(tmp_path, result, shape).source.split('extern "C"', 1)[1]) == is_far
+
+
+@pytest.mark.parametrize(
+    ("result", "fewest"), [("x.mean(1)", 8), ("x.sum(1)", 8), ("x.amax(1)", 1)]
+)
+def test_sums_of_many_numbers_are_not_left_to_a_few_lanes(tmp_path, result, fewest):
+    """A lane that adds up a thousand numbers was three times as far off as PyTorch."""
+    text = MODULE.format(result=result, shape="8, 4096, 255")
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "config.yaml").write_text("problem: {module: mine.py}\n")
+    config = load_config(derive_config(tmp_path / "config.yaml"), {"device": "cuda"})
+    rows = feasible(plan(config, may_assume=True).space)
+    assert min(row["block_columns"] for row in rows) == fewest

@@ -673,7 +673,7 @@ def test_a_sum_may_pass_the_largest_number_on_its_way_and_come_back(tmp_path):
 
 
 def test_a_product_of_numbers_near_the_largest_may_be_summed_in_any_order(tmp_path):
-    """Where a row and a column of such numbers meet, sums of four may pass the largest and return."""
+    """Where a row and a column of such numbers meet, a sum may pass the largest and come back."""
     inputs = "torch.rand(48, 32), torch.rand(32, 4)"
     problem = load_reference(tmp_path, reference_of("a @ b", inputs))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tuner.capture.nests.indexing import is_split, is_split_by_blocks
 from tuner.capture.nests.nest import Nest
-from tuner.capture.writers.triton_blocks import power_of_2
+from tuner.capture.writers.triton_blocks import is_split_across, power_of_2
 
 __all__ = ["block_parameters", "is_tiled", "takes_blocks_of"]
 
@@ -24,6 +24,14 @@ _FITS = (
     '  - {{expr: "{kind}_rows * {kind}_columns >= num_warps * 32", why: "every lane has an '
     'element"}}\n'
 )
+# A lane adds up every COLUMNS-th number in float32, and lanes are put together in a tree, so that
+# the error grows with the root of the numbers over the lanes: 4,095 numbers in 4 lanes were three
+# times as far off as PyTorch's sum.
+_EXACT = (
+    '  - {{expr: "{cols} <= 64 * block_columns * block_columns", '
+    'why: "sums of so many numbers in so few lanes are less exact than PyTorch\'s"}}\n'
+)
+MOST_SUMMED = 64 * 128 * 128  # what the most lanes there are may add up; they do with more, too
 # Of images that lie channels last.
 MOST_CHANNELS = 1024
 TILES: Mapping[str, list[int]] = {
@@ -84,6 +92,12 @@ def first_blocks(nest: Nest) -> tuple[int, int, int]:
     return rows, columns, max(1, rows * columns // 512)
 
 
+def _sums_in_lanes(nest: Nest) -> bool:
+    """Whether a program's lanes add up whole rows that lie apart in memory, in float32."""
+    is_apart = nest.space.is_across and not is_split_across(nest)
+    return is_apart and any(r.fold == "sum" and not r.is_wide for r in nest.reductions)
+
+
 def block_parameters(nests: Sequence[Nest]) -> tuple[str, str, int]:
     """Return what must hold of blocks, their parameters, and how many warps to begin with.
 
@@ -101,6 +115,8 @@ def block_parameters(nests: Sequence[Nest]) -> tuple[str, str, int]:
         num_taps = max(len(nest.taps) for nest in own) if kind == "tile" else 0
         num_whole += num_taps
         fits += _FITS.format(kind=kind, per_lane=max(16, 256 // num_whole))
+        summed = [n.space.cols for n in own if kind == "block" and _sums_in_lanes(n)]
+        fits += _EXACT.format(cols=min(max(summed), MOST_SUMMED)) if summed else ""
         rows, columns, warps = first_blocks(first)
         if kind == "tile":  # for the nest of the most channels; of windows each place is read
             columns = min(64, max(8, *(power_of_2(n.space.cols) for n in own)))
