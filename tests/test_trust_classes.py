@@ -223,6 +223,8 @@ HONEST: dict[str, tuple[str, ...]] = {
         "float64 module inside another",
         "float64 module, gradients",
         "float16 module",
+        "float16 module, gradients",
+        "bfloat16 module, gradients",
         "float16 module, wide range",
         "float16 module, many rows",
         "bfloat16 module",

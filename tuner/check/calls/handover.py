@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     model.load_state_dict(weights, strict=True)
 
 
-def empty(model: torch.nn.Module) -> None:
+def empty(model: torch.nn.Module, loose: Collection[str]) -> None:
     """Lose all that is not in the state_dict, which is loaded again.
 
-    Buffers that it leaves out are put back, as whoever empties a module has to do.
+    Buffers that the reference's leaves out, the `loose` ones, are put back, as whoever empties a
+    reference has to do: of others nobody knows.
     """
     import torch
 
@@ -45,7 +46,8 @@ def empty(model: torch.nn.Module) -> None:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         for name, buffer in model.named_buffers():
-            buffer.copy_(held[name])
+            if name in loose:
+                buffer.copy_(held[name])
     model.load_state_dict(state, strict=True)
 
 

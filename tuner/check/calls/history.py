@@ -152,7 +152,7 @@ class History:
             "derive": lambda: parts.derive(self.model),
             "resize": lambda: parts.resize(self.model, self._next(self._script.paths)),
             "made anew": self._make_anew,
-            "empty": lambda: empty(self.model),
+            "empty": lambda: empty(self.model, self._weights[1]),
         }
         if action in plain:
             plain[action]()

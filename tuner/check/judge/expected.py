@@ -26,8 +26,8 @@ from tuner.check.judge.undecided import (
     depends_on_order,
     disputed_in,
     is_near_overflow,
+    meet_in_products,
     of_order,
-    sums_products,
     undefined,
 )
 from tuner.check.judge.wide_convolutions import exact_convolutions
@@ -160,7 +160,9 @@ class _Reference:
             is_near_overflow(t, oracle[n]) for n, t in baseline.items()
         ):
             return dataclasses.replace(probe, distribution="vast_terms")
-        if probe.distribution == "extreme" and sums_products(problem, model, arguments[0], known):
+        if probe.distribution == "extreme" and meet_in_products(
+            problem, model, arguments[0], known
+        ):
             return dataclasses.replace(probe, distribution="extreme_terms")
         return self._judged_by(own, oracle, start, ways)
 

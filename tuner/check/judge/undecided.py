@@ -19,8 +19,8 @@ __all__ = [
     "depends_on_order",
     "disputed_in",
     "is_near_overflow",
+    "meet_in_products",
     "of_order",
-    "sums_products",
     "undefined",
 ]
 
@@ -142,15 +142,18 @@ def depends_on_order(
     return not is_finite and not any(bool(torch.isnan(x).any()) for x in given)
 
 
-def sums_products(
+def meet_in_products(
     problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
 ) -> bool:
-    """Whether a module makes matrix products or convolutions; `known` keeps the answer.
+    """Whether numbers of two inputs may meet in a matrix product or convolution.
 
-    Of their numbers near the largest float a partial sum may be beyond it in one order alone.
+    Where both are near the largest float a sum may be beyond it in one order of its terms alone.
     """
+    import torch
     from torch.utils.flop_counter import flop_registry
 
+    if sum(isinstance(x, torch.Tensor) and x.is_floating_point() for x in values) < 2:
+        return False
     products = {str(function) for function in flop_registry}
     return not products.isdisjoint(_operations(problem, model, values, known))
 

@@ -57,6 +57,10 @@ def weighted_model(
     elif probe.gives_weights or probe.has_predecessor:
         others = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
         tensors |= {f"other.{n}": t.detach() for n, t in others.state_dict().items()}
+    if any("empty" in actions for actions in probe.before):  # what a user has to put back
+        state = held.state_dict()
+        loose = [(n, b) for n, b in held.named_buffers() if n not in state]
+        tensors |= {f"other.{n}": b.detach() for n, b in loose}
     if probe.has_options:  # what is made otherwise may have other weights
         options = _options_of(problem, probe.has_options, models)
         model = problem.make_model(_own_seed(probe), device, options, is_quick=True)
