@@ -39,6 +39,7 @@ from tuner.fleet.fleet import OPEN
 from tuner.fleet.screener import Screener
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import load_family
+from tuner.machine import turns
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.turns import Turns
@@ -513,6 +514,33 @@ def test_a_right_candidate_passes_every_probe_then_races(
     assert entry.trial == 3 and entry.interval is not None and entry.interval.num_processes == 2
     assert entry.interval.low <= entry.interval.speedup <= entry.interval.high
     assert entry.latency_us and entry.baseline_us and entry.noise is not None
+
+
+def test_a_check_gives_way_to_a_tuner_that_waits_for_memory(
+    verifier, planned, builder, tmp_path, monkeypatch
+):
+    """Else that one, and all who come behind it, would wait for the whole check."""
+    monkeypatch.setenv("FEW_PROBES", "1")
+    monkeypatch.setattr(turns, "HELD_S", 0.0)
+    monkeypatch.setattr(verifier, "_turns", Turns(tmp_path))
+    reported, had_after = [], []
+    with ThreadPoolExecutor(1) as pool:
+
+        def wants_all() -> None:
+            with Turns(tmp_path).memory(turns.ALL):
+                had_after.append(len(reported))
+
+        def on_probe(answered) -> None:
+            if not reported:
+                pool.submit(wants_all)
+                while not verifier._turns.is_memory_wanted:
+                    time.sleep(0.01)
+            reported.append(answered.result.probe)
+
+        check = verifier.check(contender(planned, builder), on_probe)
+    assert check.is_accepted, check.reason
+    assert len(reported) == len({*reported}) == len(check.probes)
+    assert had_after[0] < len(reported) // 2
 
 
 SLOW = """

@@ -318,13 +318,14 @@ class Verifier:
                         is_strict &= start_anew(pairs[0])
                     elif share == ALL:
                         pairs[0].free()
-                    lacking = yield from self._asked(pairs, left, seconds, share, is_strict)
-                    if lacking is None:
+                    found = yield from self._asked(pairs, left, seconds, share, is_strict)
+                    if found is None:
                         return
+                    left, is_short = found
                     self._give_up_memory(pairs)
-                if lacking and share == ALL:
-                    is_strict = self._asks_less([query.probe for query in lacking])
-                left, share, is_short = lacking, more_than(share), True
+                if is_short and share == ALL:
+                    is_strict = self._asks_less([query.probe for query in left])
+                share = more_than(share) if is_short else share
         self._seconds = {**self._seconds, **seconds}
 
     def _first_alone(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
@@ -340,8 +341,13 @@ class Verifier:
         seconds: dict[str, float],
         share: float,
         is_strict: bool,
-    ) -> Generator[ProbeResult, None, list[Query] | None]:
-        """Yield verdicts as `_answers`; return what no memory was left for, None if rejected."""
+    ) -> Generator[ProbeResult, None, tuple[list[Query], bool] | None]:
+        """Yield verdicts as `_answers`; return what is left to ask, None if rejected.
+
+        That is what no memory was left for, which the second value says, or what gives way to a
+        tuner that waits for memory.
+        """
+        is_short = False
         if len(pairs) == 1:
             is_alone = share > HALF or not self._needs.is_bounded(queries[0].probe)
             answers = pairs[0].answers(queries, seconds, is_alone=is_alone, is_strict=is_strict)
@@ -352,15 +358,19 @@ class Verifier:
         try:
             with closing(answers):
                 for result in answers:
-                    if is_strict and lacks_memory(result):
+                    is_short = is_strict and lacks_memory(result)
+                    if is_short:
                         break
                     answered.add(result.probe)
                     is_rejected |= not result.is_accepted
                     yield result
+                    if self._turns.gives_way:
+                        break
         except TunerError as error:
-            if not (is_strict and is_of_memory(error)):
+            is_short = is_strict and is_of_memory(error)
+            if not is_short:
                 raise
-        return None if is_rejected else [q for q in queries if q.name not in answered]
+        return None if is_rejected else ([q for q in queries if q.name not in answered], is_short)
 
     def _asks_less(self, probes: Sequence[Probe]) -> bool:
         """Ask the first of these with less memory, and what would take as much, if that can be."""

@@ -45,6 +45,7 @@ CHECKS_OF_OTHERS = 8  # that may come before one's own
 # Most of a check is the work of four processes of the host, which wait for those who time for
 # half of it. What takes all memory asks for it.
 CORES_OF_A_CHECK, FEWEST_CHECKS, MOST_CHECKS = 2, 2, 8
+HELD_S = 2.0  # of memory, before who can let it go for a while does, for one who waits
 PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
 
 
@@ -99,6 +100,7 @@ class Turns:
         self._waiting_since: float | None = None
         self._memory, self._check, self._heavy = _Hold(), _Hold(), _Hold()
         self._shares: list[float] = []  # of the memory, of turns that have begun
+        self._held_since_s = 0.0
         self._seen_as: set[Path] = set()
 
     def apart(self) -> Turns:
@@ -148,6 +150,7 @@ class Turns:
                     num_places=MEMORY_PARTS, num_wanted=num_parts, num_of_few=PARTS_OF_FEW,
                 )  # fmt: skip
             self._be_seen(self._memory.stack)
+            self._held_since_s = time.monotonic()
 
         with self._memory.taken(take):
             self._shares.append(share)
@@ -212,6 +215,15 @@ class Turns:
             except BlockingIOError:
                 return True
             return False
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether memory should go to another tuner that waits for it, and be asked for again.
+
+        Who waits for most of it holds up all that come later.
+        """
+        is_long = time.monotonic() > self._held_since_s + HELD_S
+        return is_long and self.is_memory_wanted
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
