@@ -2,15 +2,16 @@
 
     git clone https://github.com/ScalingIntelligence/KernelBench
     python -m benchmarks.kernelbench_suite --kernelbench KernelBench --level 1 \
-        [--problems 23,36,40-49] [--effort quick] [--compile] [--devices all] [--jobs 3] \
-        --json OUT
+        [--problems 23,36,40-49] [--shuffle 17] [--effort quick] [--compile] [--devices all] \
+        [--jobs 3] --json OUT
 
 A campaign (`tuner.campaign`) tunes each file by a `tune` of its own, whole forward, in the mode
 that the file leaves the module in, on all GPUs or those of `--devices`. OUT holds one entry a
 problem and is written after each: what it holds is not tuned again, but for files that were not
 over in time, so that a run that was cut off goes on, and machines share the work by `--problems`.
-With `--jobs` several files share a GPU: while one times on it, which it has alone for that
-(`tuner.machine.turns`), others are captured, built and compiled.
+With `--shuffle` problems begin in a random order, the same for the same number: what ended before
+a run was cut off is a sample of all. With `--jobs` several files share a GPU: while one times on
+it, which it has alone for that (`tuner.machine.turns`), others are captured, built and compiled.
 
 Prints a line a problem as it ends, then counts by verdict and the geometric mean of the exported
 files' speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections import Counter
@@ -156,6 +158,7 @@ def main() -> int:
     parser.add_argument("--kernelbench", type=Path, required=True, help="a clone of KernelBench")
     parser.add_argument("--level", type=int, action="append", choices=(1, 2))
     parser.add_argument("--problems", default="", help="numbers of each level, as 1,5-7")
+    parser.add_argument("--shuffle", type=int, help="begin in a random order, by this number")
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--compile", action="store_true", help="race torch.compile as well")
     parser.add_argument(
@@ -179,9 +182,12 @@ def main() -> int:
         print(line_of(name, entries[name]))
     begun_s = time.monotonic()
     configs = options.runs_dir.resolve() / "configs"
+    order = [*paths]
+    if options.shuffle is not None:
+        random.Random(options.shuffle).shuffle(order)
     names = {
-        config_of(path, configs, options.compile): name
-        for name, path in paths.items()
+        config_of(paths[name], configs, options.compile): name
+        for name in order
         if name not in entries
     }
 
