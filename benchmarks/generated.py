@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.deriving import derive_operator
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.device import describe
+from tuner.planning.deriving import derive_operator
 from tuner.problem.reference import load_problem
 
 __all__ = ["derived_from", "device_ms", "host_ms", "kernels_ms", "module_with", "rms"]

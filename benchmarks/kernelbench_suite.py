@@ -5,8 +5,8 @@
         [--problems 23,36,40-49] [--shuffle 17] [--effort quick] [--compile] [--devices all] \
         [--jobs 3] --json OUT
 
-A campaign (`tuner.campaign`) tunes each file by a `tune` of its own, whole forward, in the mode
-that the file leaves the module in, on all GPUs or those of `--devices`. OUT holds one entry a
+A campaign (`tuner.command.campaign`) tunes each file by a `tune` of its own, whole forward, in the
+mode that the file leaves the module in, on all GPUs or those of `--devices`. OUT holds one entry a
 problem and is written after each: what it holds is not tuned again, but for files that were not
 over in time, so that a run that was cut off goes on, and machines share the work by `--problems`.
 With `--shuffle` problems begin in a random order, the same for the same number: what ended before
@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernelbench_summary import compiled_of, geometric_mean, speedup_of
-from tuner.campaign import Campaign
+from tuner.command.campaign import Campaign
+from tuner.command.problems import Problem, State
 from tuner.fleet.chosen import chosen_devices
-from tuner.problems import Problem, State
 from tuner.review.summary import summary
 from tuner.run import open_run
 from tuner.trial import to_json

@@ -38,8 +38,8 @@ from typing import Any
 import psutil
 
 from benchmarks.kills import CONFIG, TEMPLATE, write_problem
+from tuner.command.problems import problems_of, states_of
 from tuner.export.module import VERIFIED
-from tuner.problems import problems_of, states_of
 from tuner.run import open_run
 
 MODES = """{% if mode == "wrong" %}

@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuner.deriving import derive_operator
 from tuner.evaluate.modules import imported
 from tuner.evaluate.steps import step_of
 from tuner.export.module import export_text
 from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.device import describe
+from tuner.planning.deriving import derive_operator
 
 NUM_TURNS = 21
 # By name: the constructor's lines, forward of x, and the shape of x.

@@ -27,11 +27,11 @@ from benchmarks.repeatability import interval_of
 from tuner.config.run_config import config_of
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.racing import Racer
-from tuner.exporting import export_of
-from tuner.planning import plan
-from tuner.ranking import ranked_trials
+from tuner.planning.planning import plan
 from tuner.run import Run, open_run
 from tuner.trial import Interval, Trial
+from tuner.verification.exporting import export_of
+from tuner.verification.ranking import ranked_trials
 
 TRIALS = 100_000  # never reached: the time is
 FILES_A_RACE = 5

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 from benchmarks.in_use import LEAST_ROUNDS, ROUNDS, SLOW_S, cold_timer, made
-from tuner import tuning
 from tuner.capture.modules.rows_text import ROWS_NAME
 from tuner.config.quantities import parse_duration, parse_rows
 from tuner.config.run_config import RunConfig, config_of
@@ -36,12 +35,13 @@ from tuner.evaluate.exposed import ExposedTimer
 from tuner.evaluate.measure import interleave
 from tuner.evaluate.modules import imported
 from tuner.evaluate.timers import Call
-from tuner.exporting import export_of
-from tuner.planning import Planned, plan
+from tuner.planning.planning import Planned, plan
 from tuner.problem.accuracy import math_mode
 from tuner.problem.draws import seed_of_inputs
 from tuner.problem.reference import load_problem
 from tuner.run import Run, open_run
+from tuner.session import tuning
+from tuner.verification.exporting import export_of
 
 NUM_UNSEEN = 12
 CALLS, TURNS = 50, 200  # of a module in a row, and how often each has its turn

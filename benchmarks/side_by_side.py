@@ -37,7 +37,7 @@ from typing import Any
 
 from benchmarks.shapes import Progress, table
 from tuner import RunConfig, TunerError, load_config, plan, tune
-from tuner.planning import Planned
+from tuner.planning.planning import Planned
 from tuner.run import Run
 from tuner.trial import Status
 

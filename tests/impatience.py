@@ -17,10 +17,11 @@ from types import ModuleType
 
 from rows_of_tests import FEW_ROWS
 
-from tuner import schedule, verification
 from tuner.capture import rows_tried
 from tuner.evaluate import evaluator, raced_steps, racing, runner, verifier
 from tuner.machine.host import has_many_cores
+from tuner.planning import schedule
+from tuner.verification import verification
 
 NAMED = "own work, training"  # asked among few probes, too
 EVERY_NUMBER_OF_ROWS = rows_tried._TRIED
@@ -130,7 +131,7 @@ def held_at_a_trial() -> None:
 
 def main() -> None:
     """Be an impatient `tune`."""
-    from tuner.cli import main as tune
+    from tuner.command.cli import main as tune
 
     no_rest()
     few_probes()

@@ -16,10 +16,10 @@ from tuner.capture.derive import derived
 from tuner.capture.graph.settings import settings_of
 from tuner.capture.tasks.step_records import Captured
 from tuner.config.run_config import load_config
-from tuner.deriving import derive_config
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
-from tuner.planning import plan
+from tuner.planning.deriving import derive_config
+from tuner.planning.planning import plan
 from tuner.problem.reference import load_problem
 from tuner.trial import Candidate
 

@@ -21,14 +21,14 @@ from tuner.check.judge.chance import modes_of
 from tuner.check.probes.probe import Modes
 from tuner.check.probes.probes import thorough_probes
 from tuner.config.run_config import load_config
-from tuner.deriving import derive_config
 from tuner.errors import InputError, ProblemError
 from tuner.evaluate.modules import fused, imported, module_of
 from tuner.export.certificate import read_certificate
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.deriving import derive_config
+from tuner.planning.planning import plan
 from tuner.problem.draws import widened
 from tuner.problem.reference import load_problem
 from tuner.review.gain import ModuleRecord

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.deriving import derive_operator
 from tuner.errors import InputError
-from tuner.observing import Observer
+from tuner.planning.deriving import derive_operator
+from tuner.planning.observing import Observer
 from tuner.problem.asked_once import conditions_in, data_line
 
 MODULE = """

@@ -18,7 +18,7 @@ from benchmarks.kernelbench_summary import GROUPS, lines_of, merged, place_of, t
 from benchmarks.shapes import table
 from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.planning import plan
 
 H200 = known_device("NVIDIA H200")
 

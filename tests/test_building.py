@@ -8,10 +8,10 @@ import pytest
 from test_any_module import derive
 from test_rounding import CONVOLVES, GIVEN, LAST
 
-from tuner.building import NUM_FEWER, FewerRows, begin, builder_of
 from tuner.by_batch import batches_of
 from tuner.config.run_config import load_config
-from tuner.planning import plan
+from tuner.planning.planning import plan
+from tuner.session.building import NUM_FEWER, FewerRows, begin, builder_of
 from tuner.trial import Outcome, Status, Trial
 
 

@@ -18,8 +18,6 @@ from test_any_module import assert_as_exact, in_float64, text_of
 from test_cheats import CHEATS, task_of
 from test_steps import Taken, gradients
 
-from tuner import batching
-from tuner.batching import Batching
 from tuner.by_batch import (
     ANY_ROWS,
     FEW_ROWS_WORDS,
@@ -51,11 +49,13 @@ from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.reference import load_problem
-from tuner.ranking import is_behind, remarks_on
 from tuner.review.rows_figure import rows_caption, rows_figure, rows_table
 from tuner.review.summary import summary
 from tuner.run import Run, create_run
 from tuner.trial import Check, Finalist, Interval, from_json, to_json
+from tuner.verification import batching
+from tuner.verification.batching import Batching
+from tuner.verification.ranking import is_behind, remarks_on
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 

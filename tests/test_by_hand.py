@@ -13,7 +13,7 @@ from cpu_machine import FACTS
 from tuner.config.run_config import load_config
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.planning import plan
 
 TEXT = """import torch
 import torch.nn as nn

@@ -19,14 +19,14 @@ import torch
 from test_fleet import wait_for
 from tiny_operator import config_text, write_family
 
-from tuner.campaign import Campaign, format_table
+from tuner.command.campaign import Campaign, format_table
+from tuner.command.problems import Ended, Problem, append_ended, problems_of, states_of
 from tuner.errors import ConfigError, InputError
 from tuner.fleet.chosen import Chosen, chosen_devices
 from tuner.machine.platforms import VISIBLE
-from tuner.problems import Ended, Problem, append_ended, problems_of, states_of
 from tuner.run import Run, is_locked
 
-TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.cli import main; main()"
+TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.command.cli import main; main()"
 
 
 def write(folder: Path, *names: str) -> None:

@@ -12,7 +12,6 @@ import pytest
 from command_line import tune
 from tiny_operator import REFERENCE
 
-from tuner import recheck as room
 from tuner.by_batch import ByBatch
 from tuner.errors import InputError
 from tuner.evaluate.measure import ratio_interval
@@ -28,10 +27,11 @@ from tuner.export.certificate import (
 )
 from tuner.kernel.family import builtin_folder
 from tuner.machine.limits import clocks_of
-from tuner.recheck import Rechecked, reference_for
+from tuner.session.tuning import verify_certificate
 from tuner.storage import sha256_of
 from tuner.trial import Check, Finalist, Interval, ProbeResult, to_json
-from tuner.tuning import verify_certificate
+from tuner.verification import recheck as room
+from tuner.verification.recheck import Rechecked, reference_for
 
 CODE = """
 import torch

@@ -489,7 +489,7 @@ def test_a_dry_run_counts_renders_one_and_makes_nothing(tmp_path):
 def test_help_is_quick_and_imports_no_library_that_is_slow(tmp_path, args):
     code = (
         "import sys\n"
-        "from tuner.cli import main\n"
+        "from tuner.command.cli import main\n"
         "try:\n    main()\n"
         "finally:\n"
         "    slow = {'torch', 'optuna', 'plotly', 'scipy', 'jinja2', 'numpy'} & set(sys.modules)\n"
@@ -672,7 +672,7 @@ def test_the_command_ends_at_once_and_whole(words, code, tmp_path):
         "threading.Thread(target=time.sleep, args=(300.0,)).start()\n"
         f"atexit.register(lambda: open({str(tmp_path / 'ended')!r}, 'w').write('yes'))\n"
         f"sys.argv[:] = ['tune', *{words!r}]\n"
-        "from tuner.cli import run\n"
+        "from tuner.command.cli import run\n"
         "run()\n"
     )
     done = subprocess.run(

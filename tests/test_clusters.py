@@ -25,7 +25,6 @@ from tuner.capture.capture import capture
 from tuner.capture.tasks.stages import stages_of
 from tuner.capture.writers.clusters import CLUSTER_TEMPLATE, refusal_of_clusters
 from tuner.config.run_config import load_config
-from tuner.deriving import derive_config
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.builder import Builder
@@ -33,7 +32,8 @@ from tuner.kernel.compiler_words import parse_resources
 from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.deriving import derive_config
+from tuner.planning.planning import plan
 from tuner.problem.reference import load_problem
 from tuner.trial import Status
 

@@ -29,9 +29,9 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import REPORT_FILE, AheadBuild
 from tuner.kernel.triton_files import TRITON_CACHE, at_fixed_lines
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.planning import plan
+from tuner.session.tuning import derive_operator
 from tuner.trial import Candidate, Status, from_json, to_json
-from tuner.tuning import derive_operator
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on the PATH")
 needs_triton = pytest.mark.skipif(

@@ -19,7 +19,6 @@ from tuner.evaluate.race import Race, finalist
 from tuner.export.certificate import read_certificate
 from tuner.problem.draws import ORDINARY, SPARSE
 from tuner.problem.timed_data import GIVEN_ALONE
-from tuner.ranking import ranked_trials, tied
 from tuner.records import recomputed
 from tuner.review.workloads import AS_GIVEN, workloads_of
 from tuner.run import Run, open_run
@@ -35,6 +34,7 @@ from tuner.trial import (
     from_json,
     to_json,
 )
+from tuner.verification.ranking import ranked_trials, tied
 
 BASELINE_MS, ALWAYS_MS, ELSE_MS = 16, 4, 12
 TEMPLATE = """---

@@ -17,11 +17,11 @@ from spaces import feasible
 
 import tuner
 from tuner.capture.tasks.half_products import WGMMA_TEMPLATE
-from tuner.deriving import derive_config
-from tuner.earlier import Earlier, earlier_of, sources_from
 from tuner.kernel.cache import default_cache_dir
-from tuner.observing import Observer
-from tuner.planning import Planned, plan
+from tuner.planning.deriving import derive_config
+from tuner.planning.earlier import Earlier, earlier_of, sources_from
+from tuner.planning.observing import Observer
+from tuner.planning.planning import Planned, plan
 from tuner.run import Run, open_run
 from tuner.search.samplers import make_sampler
 from tuner.search.task_index import known_runs, operator_task, versions_of

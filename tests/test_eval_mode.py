@@ -28,8 +28,8 @@ from tuner.export.module import export_text
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.device import describe
 from tuner.problem.reference import load_problem
+from tuner.session.tuning import Planned, plan
 from tuner.trial import Candidate, Check
-from tuner.tuning import Planned, plan
 
 FAMILY = built_in("gemm_scale_batchnorm")
 SIZES = {"batch": 36000, "in_features": 20, "out_features": 30}  # 2^20 outputs and more

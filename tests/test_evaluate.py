@@ -44,10 +44,9 @@ from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.turns import Turns
 from tuner.problem.reference import load_problem
-from tuner.ranking import ranked_trials, remarks_on
 from tuner.records import recomputed
-from tuner.referee import refereed
 from tuner.run import create_run
+from tuner.session.tuning import Planned, plan
 from tuner.trial import (
     Build,
     Candidate,
@@ -61,7 +60,8 @@ from tuner.trial import (
     Status,
     Trial,
 )
-from tuner.tuning import Planned, plan
+from tuner.verification.ranking import ranked_trials, remarks_on
+from tuner.verification.referee import refereed
 
 SEED = 7
 MODULE = "import torch, torch.nn as nn\n\n\nclass ModelNew(nn.Module):\n"

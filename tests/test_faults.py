@@ -27,9 +27,9 @@ from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.job_spec import explained
 from tuner.evaluate.process import describe_exit
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
-from tuner.ranking import blamed, despite_kills
 from tuner.run import Run, create_run, open_run
 from tuner.trial import Check, Status, Trial
+from tuner.verification.ranking import blamed, despite_kills
 
 ACCIDENTS = """
 {% elif mode == "eats_memory" %}
@@ -65,8 +65,8 @@ PROGRAM = """
 import json, os
 from pathlib import Path
 import psutil
-from tuner import defaults
-from tuner.cli import main
+from tuner.verification import defaults
+from tuner.command.cli import main
 from tuner.evaluate import process, runner, worker
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -14,18 +14,18 @@ from made_runs import made_run, result, trials
 
 from tuner.capture.capture import capture
 from tuner.capture.outline import Given, Outline, outline_of
+from tuner.command.terminal import print_nothing
 from tuner.errors import StorageError
-from tuner.gaining import least_us, nothing
 from tuner.machine.ceilings import bound_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import describe
+from tuner.planning.gaining import least_us, nothing
 from tuner.problem.reference import load_problem
 from tuner.review.gain import Gain, ModuleRecord, gain_lines, graph_lines
 from tuner.review.report import parts_of, write_report
 from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary
 from tuner.run import Run
-from tuner.terminal import print_nothing
 from tuner.trial import to_json
 
 TEXT = """

@@ -15,7 +15,7 @@ from tuner.errors import WorkerError
 from tuner.evaluate.asking import Fewer, is_of_memory, require_memory, with_memory
 from tuner.machine import gpu_memory
 from tuner.machine.turns import ALL, LITTLE, Turns
-from tuner.tuning import derive_operator, plan
+from tuner.session.tuning import derive_operator, plan
 
 WIDE = """
 import torch

@@ -17,7 +17,7 @@ from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.planning import plan
 
 TEXT = """
 import torch

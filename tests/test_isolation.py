@@ -23,12 +23,13 @@ NAMES = [
     "zlib", "dataclasses", "socket", "tuner",
 ]  # fmt: skip
 # As the installed `tune` runs: the current folder is not on its own path.
-TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.cli import main; main()"
+TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.command.cli import main; main()"
 # As if it were started by `python -m`, or the user's PYTHONPATH held the current folder; this
 # process has imported its own modules before, so that only its children could import others.
 WITH_FOLDER = (
-    "import os, sys; sys.argv[0] = 'tune'; from tuner.cli import main; "
-    "import torch, numpy, psutil, secrets, random, tuner.verifying, tuner.evaluate.jobs; "
+    "import os, sys; sys.argv[0] = 'tune'; from tuner.command.cli import main; "
+    "import torch, numpy, psutil, secrets, random, tuner.evaluate.jobs; "
+    "import tuner.verification.verifying; "
     "sys.path.insert(0, ''); os.environ['PYTHONPATH'] = '.'; main()"
 )
 

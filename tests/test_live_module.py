@@ -18,8 +18,8 @@ from tuner.capture.capture import capture
 from tuner.capture.modules.parameters_text import parameters_of
 from tuner.errors import InputError, ProblemError
 from tuner.export.certificate import read_certificate
-from tuner.live_file import require_rows, write_live
 from tuner.problem.reference import load_problem
+from tuner.session.live_file import require_rows, write_live
 
 X = torch.ones(4, 4)
 

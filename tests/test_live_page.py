@@ -17,12 +17,12 @@ from test_dashboard import Server, cells, serious_faults, serving
 from tuner.at_work import AtWork
 from tuner.errors import RunLockedError
 from tuner.evaluate.verifier import Answered
-from tuner.observing import Observer, Progress, Recorder
+from tuner.planning.observing import Observer, Progress, Recorder
+from tuner.planning.schedule import Costs, Schedule
 from tuner.review.launch import Launcher
 from tuner.review.live import LivePages, bands_of
 from tuner.review.run_index import RunIndex
 from tuner.run import Run
-from tuner.schedule import Costs, Schedule
 from tuner.trial import Check, Finalist, Interval, to_json
 from tuner.underway import underway
 

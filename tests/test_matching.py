@@ -14,11 +14,11 @@ from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.families import Matched, match_of
 from tuner.capture.graph.settings import settings_of
 from tuner.capture.match_text import has_clash, matched_text
-from tuner.deriving import derive_config, derive_operator
 from tuner.errors import InputError
 from tuner.evaluate.modules import differentiable, fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import Family, family_names, load_family
+from tuner.planning.deriving import derive_config, derive_operator
 from tuner.problem.reference import load_problem
 from tuner.space.expression import Expression
 

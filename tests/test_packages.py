@@ -11,14 +11,14 @@ import torch
 from cpu_machine import GPP
 from test_steps import Taken
 
-from tuner.deriving import derive_operator, edited_since
 from tuner.errors import ProblemError
 from tuner.evaluate.modules import module_of
 from tuner.machine.importing import import_from
+from tuner.planning.deriving import derive_operator, edited_since
 from tuner.problem.packages import import_root, modules_beside, text_of
 from tuner.problem.reference import load_problem
 from tuner.storage import sha256_of
-from tuner.verifying import verify
+from tuner.verification.verifying import verify
 
 LAYERS = """
 import torch

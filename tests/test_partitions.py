@@ -19,7 +19,7 @@ from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.planning import plan
 from tuner.problem.reference import load_problem
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
@@ -183,7 +183,7 @@ def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(m
 
 def test_a_search_starts_from_the_defaults_also_where_no_list_of_all_is_held(mixed, monkeypatch):
     monkeypatch.setattr("tuner.space.search_space.MAX_LISTED", 1000)
-    monkeypatch.setattr("tuner.planning.MAX_LOOKED_AT", 10)
+    monkeypatch.setattr("tuner.planning.planning.MAX_LOOKED_AT", 10)
     planned = plan(load_config(mixed, {"device": "cuda"}), may_assume=True)
     assert not planned.space.is_listed
     for params in planned.defaults:

@@ -9,17 +9,17 @@ import torch
 from command_line import tune
 
 from tuner.config.run_config import load_config
-from tuner.deriving import derive_config
 from tuner.evaluate.modules import module_of
 from tuner.evaluate.steps import Upstream, step_of
-from tuner.instead import Instead
 from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
-from tuner.observing import Observer
-from tuner.planning import plan
-from tuner.ranking import are_of_gradients
+from tuner.planning.deriving import derive_config
+from tuner.planning.observing import Observer
+from tuner.planning.planning import plan
 from tuner.run import open_run
 from tuner.trial import Check, Finalist, Measurement, Outcome, Status, Trial
+from tuner.verification.instead import Instead
+from tuner.verification.ranking import are_of_gradients
 
 GATE = """
 import torch, torch.nn as nn

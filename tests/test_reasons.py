@@ -21,8 +21,8 @@ from tuner.evaluate.race_sets import RaceSets
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import Worker
-from tuner.ranking import remarks_on
 from tuner.trial import Check
+from tuner.verification.ranking import remarks_on
 
 CHEATS = Path(__file__).parent / "cheats"
 MODULE = CHEATS / "holds_the_reference.py"  # right, on every probe

@@ -13,10 +13,10 @@ import pytest
 from spaces import feasible
 
 from tuner.config.run_config import parse_config
-from tuner.earlier import warm_starts
 from tuner.environment import Environment
 from tuner.errors import InputError
 from tuner.kernel.family import load_family
+from tuner.planning.earlier import warm_starts
 from tuner.run import create_run, open_run
 from tuner.search.recorded import read_recording
 from tuner.search.t4 import to_t4

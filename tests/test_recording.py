@@ -17,7 +17,7 @@ from benchmarks.recording import merged, write
 from tuner.config.run_config import config_of, load_config
 from tuner.errors import InputError
 from tuner.kernel.family import load_family
-from tuner.planning import plan
+from tuner.planning.planning import plan
 from tuner.run import Run, create_run, open_run
 from tuner.search.recorded import read_recording
 from tuner.search.replay import replay

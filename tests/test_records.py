@@ -11,10 +11,10 @@ import pytest
 from command_line import tune
 from made_runs import made_run, raced, raced_result, result, trial, trials
 
-from tuner.ranking import ranked_trials, replaced
 from tuner.records import recomputed, set_aside
 from tuner.run import Run, open_run
 from tuner.trial import Interval, Measurement, Status
+from tuner.verification.ranking import ranked_trials, replaced
 
 
 def edited(path: Path, edit: Callable[[dict], None]) -> None:

@@ -24,11 +24,11 @@ from tuner.capture.outline import MODULE_FILE, outline_of
 from tuner.capture.rewrites.merging import constant_outputs
 from tuner.capture.rewrites.rewriting import RULES, rewritten
 from tuner.capture.tasks.step_records import Captured
-from tuner.deriving import derive_config, derive_operator
 from tuner.errors import InputError
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
+from tuner.planning.deriving import derive_config, derive_operator
 from tuner.problem.reference import Problem, load_problem
 from tuner.review.gain import Gain, ModuleRecord, graph_lines
 from tuner.trial import to_json

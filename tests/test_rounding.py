@@ -13,8 +13,8 @@ from tuner.config.run_config import load_config
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import JobSpec, asked, new_worker
 from tuner.evaluate.rounding import is_apart, rounding_at_rows, rounding_of
-from tuner.gaining import ROUNDING
-from tuner.planning import plan
+from tuner.planning.gaining import ROUNDING
+from tuner.planning.planning import plan
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.space.constraints import Constraint
 from tuner.space.expression import Expression

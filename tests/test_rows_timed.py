@@ -11,7 +11,6 @@ import torch
 from test_any_module import text_of
 from test_by_batch import GATE, Clock, at
 
-from tuner import batching
 from tuner.by_batch import ANY_ROWS, MOST, ByBatch, Way, rows_taken
 from tuner.choosing import Kernels
 from tuner.evaluate import batch_times, exposed, in_turns
@@ -20,6 +19,7 @@ from tuner.evaluate.in_turns import InTurns, seconds_of_turns
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.reference import load_problem
 from tuner.trial import to_json
+from tuner.verification import batching
 
 Micros = Callable[[int, bool], float]  # of a call, by its rows and whether weights are trained
 

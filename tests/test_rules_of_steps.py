@@ -21,9 +21,9 @@ from test_steps import (
 
 from tuner.capture.capture import capture
 from tuner.capture.steps.joint import captured_of
-from tuner.observing import Observer
+from tuner.planning.observing import Observer
 from tuner.problem.reference import load_problem
-from tuner.tuning import derive_operator
+from tuner.session.tuning import derive_operator
 
 needs_compiler = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 needs_triton = pytest.mark.skipif(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.config.run_config import parse_config
-from tuner.schedule import MIN_PROCESSES, MIN_SAMPLES_S, MIN_SEARCH_S, Costs, scheduled
+from tuner.planning.schedule import MIN_PROCESSES, MIN_SAMPLES_S, MIN_SEARCH_S, Costs, scheduled
 
 CONFIG = "problem: {op: layer_norm}\n"
 COSTS = Costs(compile_s=16.0, check_s=6.0, num_cores=2)

@@ -14,7 +14,7 @@ from tuner.config.run_config import RunConfig, load_config, parse_config
 from tuner.errors import ConfigError, InputError
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
-from tuner.planning import plan
+from tuner.planning.planning import plan
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Value
 

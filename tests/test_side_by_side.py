@@ -17,7 +17,7 @@ from tiny_operator import config_text, write_family
 
 from benchmarks import side_by_side
 from tuner import load_config, plan
-from tuner.planning import Planned
+from tuner.planning.planning import Planned
 from tuner.trial import Status
 
 

@@ -21,23 +21,23 @@ from benchmarks import several_sizes
 from tuner.by_batch import MOST, NO_ROWS, AtBatch, ByBatch, Way, least_of
 from tuner.choosing import Kernels, chosen_at, decided, ranges_of
 from tuner.config.run_config import Listed, RunConfig, config_of as config_of_run, parse_config
-from tuner.deriving import derive_config, derive_operator
 from tuner.errors import ConfigError, InputError, ProblemError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.modules import imported
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.export.several import KERNELS_NAME, apart, take_kernel, way_of
-from tuner.observing import Observer
-from tuner.planning import Planned, plan
+from tuner.planning.deriving import derive_config, derive_operator
+from tuner.planning.observing import Observer
+from tuner.planning.planning import Planned, plan
 from tuner.problem.reference import load_problem
 from tuner.review.summary import summary
 from tuner.review.workloads import workloads_of
 from tuner.run import Run, open_run
-from tuner.sizes import planned_sizes, sources_beside, suggested, tuned_of
-from tuner.together import Tuned, file_of
+from tuner.session.sizes import planned_sizes, sources_beside, suggested, tuned_of
+from tuner.session.tuning import verify_certificate
 from tuner.trial import Check, Outcome, ProbeResult, Status, Trial
-from tuner.tuning import verify_certificate
+from tuner.verification.together import Tuned, file_of
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
@@ -720,7 +720,7 @@ def test_a_search_starts_from_what_was_best_at_other_sizes(runs):
     planned = plan(config_of_run(last))
     found = tuned_of(first, planned)
     if found.trial is not None:
-        found_too = suggested(planned, [found], tuner.earlier.Earlier())
+        found_too = suggested(planned, [found], tuner.planning.earlier.Earlier())
         assert found_too.first[0].params == found.trial.params
         assert found_too.first[0].words.endswith(f"of run {first.path.name}")
         assert last.trials()[0].params == found.trial.params

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TUNE = [sys.executable, "-c", "from tuner.cli import run; run()", "runs"]
+TUNE = [sys.executable, "-c", "from tuner.command.cli import run; run()", "runs"]
 
 
 @pytest.mark.parametrize(

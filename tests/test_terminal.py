@@ -19,14 +19,14 @@ from test_any_module import text_of
 from tiny_operator import NAME, config_text, write_family
 
 from tuner.capture.modules.rows_text import ROWS_NAME
+from tuner.command.terminal import _where, watching
+from tuner.command.views import Plain, Screen
 from tuner.config.run_config import load_config
 from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run
-from tuner.terminal import _where, watching
+from tuner.session.tuning import derive_operator, plan
 from tuner.trial import Check, Finalist, Interval, Measurement
-from tuner.tuning import derive_operator, plan
-from tuner.views import Plain, Screen
 
 
 def drawn(screen: Screen) -> list[str]:
@@ -176,7 +176,7 @@ def test_verdicts_and_findings_are_json_alone(tmp_path):
 
 STUBBORN = """
 import sys, time
-import tuner.terminal as room
+import tuner.command.terminal as room
 
 room.GRACE_S = 0.5
 with room.interruptible():

@@ -37,7 +37,6 @@ from optuna.storages.journal import JournalFileBackend
 from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 
 import tuner
-from tuner import session as session_room
 from tuner.environment import Environment
 from tuner.errors import RunLockedError
 from tuner.evaluate import runner as runner_room
@@ -47,6 +46,7 @@ from tuner.kernel.builder import Toolchain
 from tuner.review.summary import format_summary, summary
 from tuner.run import Run, create_run, open_run
 from tuner.search.recorded import read_recording
+from tuner.session import session as session_room
 from tuner.trial import Build, Result, Status, Trial, to_json
 
 # The life that most tests look at tunes three times: 160 s on two cores, 270 s on busy ones. The

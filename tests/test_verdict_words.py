@@ -21,13 +21,13 @@ from tuner.check.probes.batches import Extent
 from tuner.check.probes.probe import Probe
 from tuner.check.probes.probes import thorough_probes
 from tuner.check.probes.tells import TELLS
+from tuner.command.terminal import print_verdict
 from tuner.evaluate.again import Taken
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.verifier import Verifier
 from tuner.machine.turns import Turns
-from tuner.terminal import print_verdict
 from tuner.trial import ProbeResult
 
 HERE = Path(__file__).parent

@@ -39,16 +39,13 @@ from tuner.evaluate.contender import Contender, Unedited
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.export.module import VERIFIED
-from tuner.exporting import ExportCompiler, ExportFile
-from tuner.instead import Instead
 from tuner.kernel.toolchain import Toolchain
-from tuner.observing import Observer
-from tuner.planning import plan
-from tuner.ranking import judged
+from tuner.planning.observing import Observer
+from tuner.planning.planning import plan
+from tuner.planning.schedule import Costs, scheduled
 from tuner.review.live import LivePages
 from tuner.review.run_index import RunIndex
 from tuner.run import Run, create_run, open_run
-from tuner.schedule import Costs, scheduled
 from tuner.trial import (
     Check,
     Finalist,
@@ -58,7 +55,10 @@ from tuner.trial import (
     Status,
     Trial,
 )
-from tuner.verification import Verification
+from tuner.verification.exporting import ExportCompiler, ExportFile
+from tuner.verification.instead import Instead
+from tuner.verification.ranking import judged
+from tuner.verification.verification import Verification
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("few")]
 

@@ -20,8 +20,8 @@ import tuner.machine.doctor
 import tuner.review.comparing
 import tuner.review.report
 import tuner.review.run_index
-import tuner.tuning  # noqa: F401
-from tuner.cli import main
+import tuner.session.tuning  # noqa: F401
+from tuner.command.cli import main
 
 
 def serve() -> None:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # what an editor and a type checker see of the names below
         parse_config as parse_config,
     )
     from tuner.errors import ConfigError as ConfigError, TunerError as TunerError
-    from tuner.live_module import Tuned as Tuned, tune as tune
     from tuner.machine.doctor import doctor as doctor
     from tuner.problem.accuracy import Accuracy as Accuracy
     from tuner.review.notebook import load_run as load_run
     from tuner.review.report import write_report as write_report
     from tuner.run import Run as Run, open_run as open_run
-    from tuner.tuning import (
+    from tuner.session.live_module import Tuned as Tuned, tune as tune
+    from tuner.session.tuning import (
         Observer as Observer,
         export_trial as export_trial,
         plan as plan,
@@ -37,21 +37,21 @@ if TYPE_CHECKING:  # what an editor and a type checker see of the names below
 _API = {
     "Accuracy": "problem.accuracy",
     "ConfigError": "errors",
-    "Observer": "tuning",
+    "Observer": "session.tuning",
     "Run": "run",
     "RunConfig": "config.run_config",
-    "Tuned": "live_module",
+    "Tuned": "session.live_module",
     "TunerError": "errors",
     "doctor": "machine.doctor",
-    "export_trial": "tuning",
+    "export_trial": "session.tuning",
     "load_config": "config.run_config",
     "load_run": "review.notebook",
     "open_run": "run",
     "parse_config": "config.run_config",
-    "plan": "tuning",
-    "resume": "tuning",
-    "tune": "live_module",
-    "verify": "tuning",
+    "plan": "session.tuning",
+    "resume": "session.tuning",
+    "tune": "session.live_module",
+    "verify": "session.tuning",
     "write_report": "review.report",
 }
 __all__ = sorted(_API)

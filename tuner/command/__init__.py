@@ -1,0 +1,1 @@
+"""The command line: `tune`, what it prints, and campaigns over many modules."""

@@ -1,0 +1,1 @@
+"""What a config amounts to: operator, device, feasible set, time, and what can be gained."""

@@ -1,0 +1,1 @@
+"""One process's work on a run, from a config or a live module to its result."""
