@@ -128,6 +128,17 @@ def test_who_waits_for_much_memory_is_not_overtaken_by_who_needs_little(tmp_path
     assert begins(Turns(tmp_path).memory, LONG_S)
 
 
+def test_memory_is_let_go_for_who_waits_unless_another_thread_uses_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("tuner.machine.turns.HELD_S", 0.0)
+    turns = Turns(tmp_path)
+    with turns.memory():
+        assert not turns.gives_way
+        with waiting_for("all", tmp_path):
+            assert turns.gives_way
+            with turns.memory(LITTLE):
+                assert not turns.gives_way
+
+
 def test_who_takes_few_parts_waits_for_nobody_who_waits_for_more(tmp_path, held):
     held("half")
     with waiting_for("half", tmp_path):

@@ -220,10 +220,11 @@ class Turns:
     def gives_way(self) -> bool:
         """Whether memory should go to another tuner that waits for it, and be asked for again.
 
-        Who waits for most of it holds up all that come later.
+        Who waits for most of it holds up all that come later. What another thread of this process
+        uses as well does not become free by that.
         """
         is_long = time.monotonic() > self._held_since_s + HELD_S
-        return is_long and self.is_memory_wanted
+        return is_long and self._memory.num_users == 1 and self.is_memory_wanted
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
