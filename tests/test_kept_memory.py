@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import sys
 import threading
 from collections.abc import Callable
 
+import psutil
 import pytest
 import torch
 
@@ -12,7 +16,7 @@ from tuner.export.registration import built_alone
 from tuner.kernel import kept_memory
 
 Make = Callable[[list[int]], torch.Tensor]
-LARGE = [3 << 20]  # float32: 12 MB
+LARGE = [9 << 20]  # float32: 36 MB
 
 REGISTERED = """
 at::Tensor made(const at::Tensor& like, at::IntArrayRef shape) {
@@ -25,7 +29,6 @@ TORCH_LIBRARY(tuner_kept_memory_test, m) {
   m.def("kept() -> int", kept);
 }
 """
-HEADERS = ["mutex", "vector", "ATen/Context.h", "ATen/EmptyTensor.h", "torch/library.h"]
 
 
 @pytest.fixture(scope="module", params=["search", "file"])
@@ -33,7 +36,9 @@ def make(request: pytest.FixtureRequest) -> Make:
     """What makes results while searching, and what an exported file holds, compiled."""
     if request.param == "search":
         return lambda shape: kept_memory.empty(shape, torch.float32)
-    included = "\n".join(f"#include <{name}>" for name in HEADERS)
+    included = "\n".join(
+        f"#include <{name}>" for name in (*kept_memory.HEADERS, "torch/library.h")
+    )
     text = "\n".join([included, kept_memory.CPP, REGISTERED])
     built_alone("tuner_kept_memory_test", cpp_sources=[text])
     like = torch.empty(0)
@@ -97,20 +102,37 @@ def test_a_smaller_result_takes_no_much_larger_block(make: Make) -> None:
     assert make([(1 << 24) - 4096]).data_ptr() == place
 
 
+def test_the_newest_block_is_taken_first(make: Make) -> None:
+    first, second = make(LARGE), make(LARGE)
+    places = first.data_ptr(), second.data_ptr()
+    del first
+    del second
+    assert make(LARGE).data_ptr() == places[1]
+
+
 def test_threads_never_have_the_same_memory(make: Make) -> None:
-    wrong: list[int] = []
+    wrong: list[object] = []
 
     def work(own: int) -> None:
-        for _ in range(30):
-            y = make(LARGE).fill_(own)
-            if not bool(y.eq(own).all()):
-                wrong.append(own)
+        try:
+            for _ in range(400):
+                y = make(LARGE)
+                y[::4096] = own
+                if not bool(y[::4096].eq(own).all()):
+                    wrong.append(own)
+        except Exception as error:
+            wrong.append(error)
 
-    threads = [threading.Thread(target=work, args=(own,)) for own in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(own,)) for own in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before_s)
     assert not wrong
 
 
@@ -134,6 +156,49 @@ def test_no_more_than_the_limit_stays_when_all_results_are_gone(
     del results
     assert before_bytes < kept_bytes(request) <= kept_memory.MOST_BYTES
     assert kept_bytes(request) > kept_memory.MOST_BYTES - block_bytes
+
+
+def test_what_is_larger_than_the_limit_is_not_kept_and_leaves_the_others(
+    make: Make, request: pytest.FixtureRequest
+) -> None:
+    make(LARGE)
+    before_bytes = kept_bytes(request)
+    make([(kept_memory.MOST_BYTES >> 2) + 4096])
+    assert kept_bytes(request) == before_bytes > 0
+
+
+def test_a_child_that_was_forked_keeps_nothing_of_its_parents(
+    make: Make, request: pytest.FixtureRequest
+) -> None:
+    """Linux would copy each page that the parent writes again."""
+    if request.node.callspec.params["make"] == "search":
+        pytest.skip("a search's processes are forked before they make results")
+    make(LARGE)
+    assert kept_bytes(request) > 0
+    child = os.fork()
+    if child == 0:
+        os._exit(1 if kept_bytes(request) else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept_bytes(request) > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its own address space, as Linux does")
+def test_what_is_kept_is_let_go_where_memory_is_short(
+    make: Make, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["make"] == "search":
+        pytest.skip("a search's process that finds no memory is replaced")
+    results = [make([16 << 20]) for _ in range(12)]
+    del results
+    kept = kept_bytes(request)
+    assert kept >= 12 * (64 << 20)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit_bytes = psutil.Process().memory_info().vms + (256 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, before[1]))
+    try:
+        assert make([128 << 20]).numel() == 128 << 20  # 512 MB
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def kept_bytes(request: pytest.FixtureRequest) -> int:

@@ -177,10 +177,10 @@ def _header(
         which = f"Kernel {number}, template" if len(candidates) > 1 else "Template"
         lines += [f"{which}: {candidate.template} ({params})", "Optimisations:"]
         lines += [f"  - {line}" for line in candidate.optimisations]
-        if candidate.language == "cpp":
-            lines.append(f"  - {kept_memory.WORDS}")
     is_deterministic = all(candidate.is_deterministic for candidate in candidates)
     needs = " and ".join(dict.fromkeys(_needs(candidate) for candidate in candidates))
+    keeps = any(c.language == "cpp" and call.made for c in candidates for call in c.plan.calls)
+    lines += [f"Memory: {kept_memory.WORDS}"] if keeps else []
     lines += [
         f"Deterministic: {'yes' if is_deterministic else 'no (floating-point atomics)'}",
         f"Needs: PyTorch {OLDEST_TORCH} or later and {needs}",

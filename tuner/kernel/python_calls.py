@@ -58,7 +58,7 @@ def work_lines(plan: Plan) -> list[str]:
     A single output is returned as it is, in no tuple. Kernels start on the current device.
     """
     # What a step does not need yet is made behind it: an idle GPU waits for the first one alone.
-    made, lines = _made_lines(plan), list[str]()
+    made, lines = _made_lines(plan, "triton"), list[str]()
     for line in (line for step in plan.steps for line in _step(step, plan)):
         words = {*re.findall(r"\w+", line)}
         lines += [made.pop(name) for name in [*made] if name in words]
@@ -79,7 +79,7 @@ def _first(plan: Plan) -> str:
     return next(a.name for a in plan.arguments if a.shape is not None)
 
 
-def _made_lines(plan: Plan, language: Language = "triton") -> dict[str, str]:
+def _made_lines(plan: Plan, language: Language) -> dict[str, str]:
     """Return the lines that make outputs and workspace, by name, in order."""
     lines = {}
     for tensor in plan.made:

@@ -216,8 +216,8 @@ def _cpp_parameters(parts: Sequence[Part], has_large: bool) -> list[str]:
     ]
     if has_large:
         lines.append(
-            '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
-            'every call", default: true, values: [true, false]}'
+            '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, where their '
+            'memory is fresh", default: true, values: [true, false]}'
         )
     for suffix, nests in second:  # which have parameters of their own
         lines += [declared(line, nests[0], suffix) for line in parameters_of(nests)]

@@ -166,8 +166,9 @@ def _operations(
 
     if "operations" not in known:
         operations: list[str] = []
+        known["operations"] = frozenset[str]()
         with contextlib.suppress(ProblemError), torch.no_grad(), recorded(operations):
             problem.call(copied(model), values)
             known["operations"] = frozenset(operations)
-    found: frozenset[str] = known.get("operations", frozenset())
+    found: frozenset[str] = known["operations"]
     return found
