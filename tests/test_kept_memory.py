@@ -94,6 +94,13 @@ def test_a_result_is_as_any_other_tensor(make: Make) -> None:
     assert make([0, 1 << 30]).numel() == 0
 
 
+@pytest.mark.parametrize("shape", [[3], LARGE])
+def test_it_is_on_the_cpu_whatever_the_default_device_is(make: Make, shape: list[int]) -> None:
+    with torch.device("meta"):
+        made = make(shape)
+    assert made.device.type == "cpu" and made.fill_(1.0).sum() == made.numel()
+
+
 def test_a_smaller_result_takes_no_much_larger_block(make: Make) -> None:
     large = make([1 << 24])
     place = large.data_ptr()

@@ -42,12 +42,14 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < LEAST_BYTES or torch.are_deterministic_algorithms_enabled():
-        return torch.empty(shape, dtype=dtype)
-    block = _taken(num_bytes) or torch.empty(num_bytes, dtype=torch.uint8).untyped_storage()
+        return torch.empty(shape, dtype=dtype, device="cpu")  # whatever the default device is
+    block = _taken(num_bytes)
+    if block is None:
+        block = torch.empty(num_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
     lent = (ctypes.c_char * num_bytes).from_address(block.data_ptr())
     weakref.finalize(lent, _given_back, block).atexit = False
     storage = torch.frombuffer(lent, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, tuple(shape))
 
 
 def _taken(num_bytes: int) -> torch.UntypedStorage | None:
