@@ -195,10 +195,16 @@ struct Allocator final : c10::Allocator {{
 }};
 
 inline at::Tensor empty(const at::Tensor& like, at::IntArrayRef shape, at::ScalarType dtype) {{
+  const at::TensorOptions options = like.options().requires_grad(false);
+  size_t num_bytes = c10::elementSize(dtype);
+  for (const int64_t size : shape) num_bytes *= size;
+  if (num_bytes < size_t({LEAST_BYTES})) return like.new_empty(shape, options.dtype(dtype));
+  // PyTorch may have been told to fill what is fresh with NaN, and is asked for it then. A header
+  // that says so takes 0.7 s to compile; where it is a NaN by chance, this call keeps nothing.
+  const at::Tensor one = like.new_empty({{1}}, options.dtype(at::kDouble));
+  const double number = *one.const_data_ptr<double>();
+  if (number != number) return like.new_empty(shape, options.dtype(dtype));
   static Allocator* const allocator = new Allocator;
-  if (at::globalContext().deterministicAlgorithms()) {{  // PyTorch fills what is fresh then
-    return like.new_empty(shape, like.options().dtype(dtype).requires_grad(false));
-  }}
   return at::detail::empty_generic(shape, allocator, c10::DispatchKeySet(c10::DispatchKey::CPU),
                                    dtype, std::nullopt);
 }}
