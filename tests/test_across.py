@@ -106,7 +106,7 @@ def test_memory_is_asked_for_ahead_where_columns_lie_far_apart(tmp_path, result,
     ("result", "fewest"), [("x.mean(1)", 8), ("x.sum(1)", 8), ("x.amax(1)", 1)]
 )
 def test_sums_of_many_numbers_are_not_left_to_a_few_lanes(tmp_path, result, fewest):
-    """A lane that adds up a thousand numbers was three times as far off as PyTorch."""
+    """Of means in lanes of a thousand numbers one in a million was not exact enough."""
     text = MODULE.format(result=result, shape="8, 4096, 255")
     (tmp_path / "mine.py").write_text(text)
     (tmp_path / "config.yaml").write_text("problem: {module: mine.py}\n")

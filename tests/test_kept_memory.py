@@ -174,12 +174,11 @@ def test_what_is_larger_than_the_limit_is_not_kept_and_leaves_the_others(
     assert kept_bytes(request) == before_bytes > 0
 
 
+@pytest.mark.parametrize("make", ["file"], indirect=True)
 def test_a_child_that_was_forked_keeps_nothing_of_its_parents(
     make: Make, request: pytest.FixtureRequest
 ) -> None:
     """Linux would copy each page that the parent writes again."""
-    if request.node.callspec.params["make"] == "search":
-        pytest.skip("a search's processes are forked before they make results")
     make(LARGE)
     assert kept_bytes(request) > 0
     child = os.fork()
@@ -189,12 +188,11 @@ def test_a_child_that_was_forked_keeps_nothing_of_its_parents(
     assert kept_bytes(request) > 0
 
 
+@pytest.mark.parametrize("make", ["file"], indirect=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its own address space, as Linux does")
 def test_what_is_kept_is_let_go_where_memory_is_short(
     make: Make, request: pytest.FixtureRequest
 ) -> None:
-    if request.node.callspec.params["make"] == "search":
-        pytest.skip("a search's process that finds no memory is replaced")
     results = [make([16 << 20]) for _ in range(12)]
     del results
     kept = kept_bytes(request)

@@ -76,15 +76,7 @@ def _given_back(block: torch.UntypedStorage) -> None:
         _lock.release()
 
 
-HEADERS = (
-    "pthread.h",
-    "exception",
-    "mutex",
-    "new",
-    "vector",
-    "ATen/Context.h",
-    "ATen/EmptyTensor.h",
-)
+HEADERS = ("pthread.h", "exception", "mutex", "new", "vector", "ATen/EmptyTensor.h")
 CPP = f"""\
 // Memory of large results, kept for later calls once no tensor has it: Linux maps fresh memory
 // page by page as it is first written, which takes longer than most kernels. A process keeps

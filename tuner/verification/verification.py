@@ -31,6 +31,7 @@ from tuner.verification import ranking
 from tuner.verification.batching import Batching
 from tuner.verification.exporting import ExportCompiler, ExportFile, export_of
 from tuner.verification.instead import Instead
+from tuner.verification.ranking import despite_kills
 from tuner.verification.rivals import Rival
 from tuner.verification.together import Tuned, raced_at
 
@@ -102,7 +103,8 @@ class Verification:
                 continue
             self._raced(chosen, entries)
             believed = {n: entries[n] for n in chosen if entries[n].interval is not None}
-        winner, *_ = ties = ranking.tied([*believed.values()])
+        ties = ranking.tied([*believed.values()])
+        winner = ties[0]
         notes = [*self.schedule.reductions, *self.instead.words_of(rejected)]
         exported = entries[winner]
         is_fallback = self.instead.is_wanted(exported)
@@ -307,9 +309,7 @@ class Verification:
                 self.observer.on_probe(answered)
 
         # Strictly: it is a drop-in, too.
-        return ranking.despite_kills(
-            lambda: self.verifier.check(file.contender, on_probe)
-        ).strictly()
+        return despite_kills(lambda: self.verifier.check(file.contender, on_probe)).strictly()
 
     def _is_late(self, num_accepted: int) -> bool:
         """Whether there is no time for one more check and the race behind it."""
@@ -339,7 +339,7 @@ class Verification:
         while chosen:
             contenders = [files[number].contender for number in chosen]
             try:
-                race = ranking.despite_kills(partial(self._race, contenders))
+                race = despite_kills(partial(self._race, contenders))
             except WorkerError as error:
                 name, reason = ranking.blamed(error, [c.name for c in contenders])
                 number = next(n for n in chosen if files[n].contender.name == name)
