@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -34,7 +35,7 @@ from tuner.evaluate.runner import Runner, Terms
 from tuner.evaluate.screening import Screening
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier
-from tuner.evaluate.worker import JobFailed
+from tuner.evaluate.worker import JobFailed, Worker
 from tuner.fleet.fleet import OPEN
 from tuner.fleet.screener import Screener
 from tuner.kernel.builder import Builder, Toolchain
@@ -519,8 +520,18 @@ def test_a_right_candidate_passes_every_probe_then_races(
 def test_a_check_gives_way_to_a_tuner_that_waits_for_memory(
     verifier, planned, builder, tmp_path, monkeypatch
 ):
-    """Else that one, and all who come behind it, would wait for the whole check."""
+    """Else that one, and all who come behind it, would wait for the whole check.
+
+    A question that was made ahead is withdrawn: the judge would hold its tensors until it ends.
+    """
     monkeypatch.setenv("FEW_PROBES", "1")
+    asked, call = Counter(), Worker.call
+
+    def counted(worker, job, *args, **named):
+        asked[job] += 1
+        return call(worker, job, *args, **named)
+
+    monkeypatch.setattr(Worker, "call", counted)
     monkeypatch.setattr(turns, "HELD_S", 0.0)
     monkeypatch.setattr(verifier, "_turns", Turns(tmp_path))
     reported, had_after = [], []
@@ -541,6 +552,7 @@ def test_a_check_gives_way_to_a_tuner_that_waits_for_memory(
     assert check.is_accepted, check.reason
     assert len(reported) == len({*reported}) == len(check.probes)
     assert had_after[0] < len(reported) // 2
+    assert asked["withdraw"] and asked["ask"] == asked["judge"] + asked["withdraw"]
 
 
 SLOW = """

@@ -157,39 +157,42 @@ class Pair:
             TunerError: the reference fails.
         """
         self._asking.is_strict = is_strict
+        ahead: Future[Reply] | None = None
         with ThreadPoolExecutor(1) as pool:
-            ahead: Future[Reply] | None = None
-            for query, following, later in _with_following(queries):
-                start_s = time.monotonic()
-                probe, is_kept = query.probe, query.has_same_probe(following)
-                question = self._asking.question_of(probe, ahead, is_kept)
-                ahead = None
-                self._go(query)
+            try:
+                for query, following, later in _with_following(queries):
+                    start_s = time.monotonic()
+                    probe, is_kept = query.probe, query.has_same_probe(following)
+                    question = self._asking.question_of(probe, ahead, is_kept)
+                    ahead = None
+                    self._go(query)
 
-                def ask_ahead(
-                    next_: Query | None = following, later: Query | None = later
-                ) -> None:
-                    nonlocal ahead
-                    if next_ is not None and not is_alone and ahead is None:
-                        is_kept = next_.has_same_probe(later)
-                        ahead = pool.submit(self._asking.once, next_.probe, is_kept)
+                    def ask_ahead(
+                        next_: Query | None = following, later: Query | None = later
+                    ) -> None:
+                        nonlocal ahead
+                        is_over = next_ is None or is_alone or self._turns.gives_way
+                        if next_ is not None and not is_over and ahead is None:
+                            is_kept = next_.has_same_probe(later)
+                            ahead = pool.submit(self._asking.once, next_.probe, is_kept)
 
-                def answered(
-                    draw: int, probe: Probe = probe, question: Reply = question
-                ) -> ProbeResult:
-                    drawn = redrawn(probe, draw)
-                    asks = self._asking.question(drawn) if draw else question
-                    result = self._answer_to(drawn, asks, ask_ahead)
-                    if not is_strict and lacks_memory(result) and self._producer.is_alive:
-                        return self._asking.again(drawn, self._answer_to)
-                    return result
+                    def answered(
+                        draw: int, probe: Probe = probe, question: Reply = question
+                    ) -> ProbeResult:
+                        drawn = redrawn(probe, draw)
+                        asks = self._asking.question(drawn) if draw else question
+                        result = self._answer_to(drawn, asks, ask_ahead)
+                        if not is_strict and lacks_memory(result) and self._producer.is_alive:
+                            return self._asking.again(drawn, self._answer_to)
+                        return result
 
-                result = query.named(by_majority(answered))
-                seconds[query.name] = time.monotonic() - start_s
-                yield result
-                if not result.is_accepted:
-                    self._withdraw(ahead)
-                    return True
+                    result = query.named(by_majority(answered))
+                    seconds[query.name] = time.monotonic() - start_s
+                    yield result
+                    if not result.is_accepted:
+                        return True
+            finally:  # also where whoever asks stops: the judge holds gigabytes for a question
+                self._withdraw(ahead)
         return False
 
     def _withdraw(self, ahead: Future[Reply] | None) -> None:

@@ -234,6 +234,8 @@ class Verifier:
             ready.result()
             most = min(most, self._num_pairs())
             ready = pool.submit(self.prepare, most)
+            for surplus in producers[most:]:  # each has the GPU open, which takes memory
+                surplus.kill()
             producers = producers[:most]
             refusals = [load(producers[0])]  # it may build for the others
             refusals += [] if any(refusals) else pool.map(load, producers[1:])
