@@ -63,10 +63,12 @@ class Judge(Giver):
         modes = modes_of(problem, device)
         model = problem.make_model(0, device, is_quick=True)
         extent = extent_of(problem, model, device)
+        traits = traits_of(problem, model, device)
+        if total_bytes := gpu_memory.total_bytes(device):  # others have it until a question comes
+            gpu_memory.free_all_unused(device)
         is_large = extent.device == "gpu" and extent.is_large
         share = LARGE_SHARE if is_large else KEPT_SHARE[extent.device]
         self._room_bytes = int(share * free_bytes(device))
-        total_bytes = gpu_memory.total_bytes(device)
         self._weights_bytes = WEIGHTS_SHARE * (total_bytes or free_bytes(device))
         self._short_bytes = max(SHORT_BYTES, SHORT_SHARE * total_bytes)
         return {
@@ -75,7 +77,7 @@ class Judge(Giver):
             "total_bytes": total_bytes,
             "free_bytes": free_bytes(device), "fixed_elements": extent.fixed_elements,
             "state_elements": sum(tensor.numel() for tensor in model.state_dict().values()),
-            "traits": json.loads(to_json(traits_of(problem, model, device))),
+            "traits": json.loads(to_json(traits)),
         }  # fmt: skip
 
     def ask(

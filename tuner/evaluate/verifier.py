@@ -27,12 +27,7 @@ from tuner.check.probes.probes import thorough_probes
 from tuner.check.probes.traits import Traits
 from tuner.errors import TunerError
 from tuner.evaluate.again import Query, Taken, in_order
-from tuner.evaluate.asking import (
-    Fewer,
-    is_of_memory,
-    lacks_memory,
-    with_memory,
-)
+from tuner.evaluate.asking import Fewer, is_of_memory, lacks_memory, with_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
@@ -130,13 +125,16 @@ class Verifier:
         if self._is_gpu:
             self.opened.open_sets(self._spec, len(self._judges), 1)
 
-    def prepare(self, num_judges: int = PAIRS) -> None:
+    def prepare(self, num_judges: int | None = None) -> None:
         """Start so many judges, unless they are there: they load the reference.
+
+        None: all, and one beside other tuners, which have room for no more.
 
         Raises:
             ProblemError: the reference does not work on this device.
         """
         payload = {**self._spec.payload(), "model_new": "", "is_timed": False}
+        num_judges = num_judges or (1 if self._turns.has_others else len(self._judges))
 
         def prepared(judge: Worker) -> Reply:
             with self._turns.shared():  # it draws weights there, and calls the reference
@@ -234,7 +232,7 @@ class Verifier:
             ready.result()
             most = min(most, self._num_pairs())
             ready = pool.submit(self.prepare, most)
-            for surplus in producers[most:]:  # each has the GPU open, which takes memory
+            for surplus in producers[most:]:  # each has a GPU open, which takes memory
                 surplus.kill()
             producers = producers[:most]
             refusals = [load(producers[0])]  # it may build for the others
