@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def test_on_the_cpu_nothing_waits_for_a_room():
     text, blobs = crossing.pack(
         crossing.Script(), {"x": torch.arange(2**19)}, rooms=lending.Rooms()
     )
-    assert not crossing.has_rooms(text) and len(blobs[0]) == 2**22
+    assert not crossing.rooms_in(text) and len(blobs[0]) == 2**22
 
 
 def test_a_room_stays_where_it_is():
@@ -168,13 +169,28 @@ def test_nothing_is_copied_of_staging_memory_that_was_never_lent():
         crossing.unpack(crossing.Report, json.dumps(content), [b""])
 
 
+def test_what_was_announced_for_a_question_that_is_withdrawn_is_not_kept(monkeypatch):
+    monkeypatch.setattr(lending, "is_worth_it", lambda _: True)  # of a GPU's tensors large ones
+    rooms, large = lending.Rooms(), torch.ones(4)
+    gone = weakref.ref(large.untyped_storage())
+    text, _ = crossing.pack(crossing.Script(), {"large": large}, rooms=rooms)
+    del large
+    assert gone() is not None and len(crossing.rooms_in(text)) == 1
+    other, _ = crossing.pack(crossing.Script(), {"other": torch.ones(4)}, rooms=rooms)
+    rooms.forget(crossing.rooms_in(text))
+    assert gone() is None
+    for question, lacking in ((text, crossing.rooms_in(text)[0]), (other, "device")):
+        with pytest.raises(KeyError, match=lacking):  # the other waits still, for a loan
+            rooms.fill({key: {} for key in crossing.rooms_in(question)})
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("share", [0.0, 0.001], ids=["apart", "staged"])
 def test_what_is_given_is_written_into_the_receivers_memory(share):
     rooms = lending.Rooms()
     tensors = {"large": lending.sample("cuda"), "few": torch.ones(2, device="cuda")}
     text, blobs = crossing.pack(crossing.Script(), tensors, rooms=rooms)
-    assert crossing.has_rooms(text) and [len(blob) for blob in blobs] == [0, 8]
+    assert crossing.rooms_in(text) and [len(blob) for blob in blobs] == [0, 8]
     with other_process(RECEIVER, str(share)) as receiver:
         print(json.dumps([text, bytes(blobs[1]).hex()]), file=receiver.stdin, flush=True)
         loans, staging = json.loads(receiver.stdout.readline())

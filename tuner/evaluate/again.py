@@ -16,7 +16,7 @@ from tuner.check.probes.probe import OWN_WORK, Probe
 from tuner.choosing import chosen_at
 from tuner.trial import ProbeResult
 
-__all__ = ["Query", "Taken", "in_order"]
+__all__ = ["Query", "Taken", "in_order", "parted"]
 
 MOST_BORDERS = 16  # of a file's ranges at which it is asked: ours have a few
 MOST_KERNELS = 8  # that are asked: of a file of ours one a tuned size
@@ -148,3 +148,10 @@ class Taken:
             # More rows than a probe needs, and the kernel never has them.
             and (rows <= MOST or kernel in taken)
         ]
+
+
+def parted(queries: Sequence[Query], places: Sequence[int]) -> tuple[list[Query], list[Query]]:
+    """Return those at some places, and the others."""
+    chosen = {*places}
+    others = [query for place, query in enumerate(queries) if place not in chosen]
+    return [queries[place] for place in places], others

@@ -40,7 +40,7 @@ class Giver:
     ) -> tuple[dict[str, Any], Sequence[Blob]]:
         """Pack a question; with `lends` large tensors are announced, for `hand_over`."""
         text, blobs = crossing.pack(script, tensors, rooms=self._rooms if lends else None)
-        return {"question": text, "has_rooms": crossing.has_rooms(text)}, blobs
+        return {"question": text, "rooms": crossing.rooms_in(text)}, blobs
 
     def can_borrow(
         self, answer: str, blobs: list[memoryview], staging: dict[str, Any] | None = None
@@ -105,7 +105,7 @@ def hand_over(
     Raises:
         WorkerError, JobFailed: a process ended, or there is no memory for the rooms.
     """
-    if not question.data["has_rooms"]:
+    if not question.data["rooms"]:
         return ""
     asks = {"question": question.data["question"]}
     loans = producer.call("make_rooms", asks, timeout_s=timeout_s).data["loans"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.calls import crossing
@@ -177,9 +178,10 @@ class Judge(Giver):
         if self._is_strict:
             gpu_memory.require_no_shortage(self._oracle.device)
 
-    def withdraw(self, ticket: int) -> Answer:
-        """Give up a question that nobody will answer."""
+    def withdraw(self, ticket: int, rooms: Sequence[str] = ()) -> Answer:
+        """Give up a question that nobody will answer, and what it announced for `rooms`."""
         self._asked.pop(ticket, None)
+        self._rooms.forget(rooms)
         return {}, ()
 
     def free(self) -> Answer:

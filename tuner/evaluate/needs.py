@@ -35,7 +35,7 @@ FEWEST_SEEN, SURPLUS, UNUSED_BYTES = 6, 1.25, 2 * MOST_UNUSED_BYTES
 MOST_SURPLUS = 1 / 16  # of the memory: of weights that take most of it no more are to come
 FIRST_LARGE = 8  # questions that take much memory, before it is looked at again
 MOST_GROWN = 8.0  # times what is estimated for the rows of those that were seen
-STEP = 1 / 8  # of the memory, in which is waited for it: those of one step are asked together
+STEP = 1 / 8  # of the memory, in which much is waited for: those of one step are asked together
 ALIKE = 0.5  # of the largest of these estimates: what was seen of those is compared
 
 
@@ -67,12 +67,12 @@ class Needs:
         waits for more stops all other tuners, and what lacks memory is asked again.
         """
         taken = self.taken(probe)
-        if taken <= SHARE_OF_ONE:
-            return LITTLE if taken <= LITTLE_OF_ONE else SOME
-        if not self.is_known(probe):
+        if self.is_known(probe):
+            return _in_parts(min(taken, self._bound(probe)))
+        if taken > SHARE_OF_ONE:
             most_seen = max((used for _, used in self._seen_of(probe)), default=0.0)
-            return _in_steps(min(taken, max(HALF, most_seen, self._state_share)))
-        return _in_steps(min(taken, self._bound(probe)))
+            taken = min(taken, max(HALF, most_seen, self._state_share))
+        return _in_parts(taken)
 
     def next_of(self, probes: Sequence[Probe]) -> tuple[float, list[int]]:
         """Return the least share that some probes wait for, and the places of these, in order.
@@ -183,6 +183,7 @@ def needs_of(about: Mapping[str, Any], *, is_gpu: bool) -> Needs:
     return Needs(extent, float(about["state_elements"]), float(about["total_bytes"]), host_bytes)
 
 
-def _in_steps(share: float) -> float:
+def _in_parts(share: float) -> float:
     """Return a share of the memory that holds this one, of few there are."""
-    return min(ALL, max(SOME, math.ceil(share / STEP) * STEP))
+    step = LITTLE if share <= SOME else STEP
+    return min(ALL, max(LITTLE, math.ceil(share / step) * step))

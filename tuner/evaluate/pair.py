@@ -192,14 +192,14 @@ class Pair:
                     if not result.is_accepted:
                         return True
             finally:  # also where whoever asks stops: the judge holds gigabytes for a question
-                self._withdraw(ahead)
+                with suppress(TunerError):  # there is none, and nobody asks any more
+                    if ahead is not None:
+                        self._withdraw(ahead.result())
         return False
 
-    def _withdraw(self, ahead: Future[Reply] | None) -> None:
-        """Give up a question that is being made."""
-        with suppress(TunerError):  # there is none, and nobody asks any more
-            if ahead is not None:
-                self._ask("withdraw", {"ticket": ahead.result().data["ticket"]})
+    def _withdraw(self, question: Reply) -> None:
+        """Let the judge give up a question that nobody answers."""
+        self._ask("withdraw", {name: question.data[name] for name in ("ticket", "rooms")})
 
     def _ask(self, job: str, payload: Mapping[str, Any], blobs: Sequence[Any] = ()) -> Reply:
         """Run a job in the judge; one that was started later knows nothing of this check.
@@ -226,7 +226,7 @@ class Pair:
         producer, most_s = self._producer, self._most_s
 
         def refused(reason: str) -> ProbeResult:
-            self._ask("withdraw", {"ticket": question.data["ticket"]})
+            self._withdraw(question)
             return ProbeResult(probe.name, nan, nan, nan, nan, False, f"{probe.name}: {reason}")
 
         if not producer.is_alive:  # a fresh one would hold no module

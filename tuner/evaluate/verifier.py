@@ -26,7 +26,7 @@ from tuner.check.probes.probe import Modes, Probe
 from tuner.check.probes.probes import thorough_probes
 from tuner.check.probes.traits import Traits
 from tuner.errors import TunerError
-from tuner.evaluate.again import Query, Taken, in_order
+from tuner.evaluate.again import Query, Taken, in_order, parted
 from tuner.evaluate.asking import Fewer, is_of_memory, lacks_memory, with_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
@@ -300,32 +300,32 @@ class Verifier:
     ) -> Generator[ProbeResult]:
         """Yield verdicts, until one is a rejection or a little longer.
 
-        What may need much of a GPU's memory waits until other tuners leave as much, and what found
-        too little until they leave more; where that is all there is, it is asked with less.
+        What may need much of a GPU's memory waits until other tuners leave as much, and one that
+        found too little until they leave more; where that is all there is, it is asked with less.
         """
         seconds: dict[str, float] = {}
         to_ask = [*queries]
+        # Waited for where the first of these found too little, which fresh processes are asked.
+        least, can_start, is_rough = 0.0, self._turns.are_taken, False
         while to_ask:
             share, places = self._needs.next_of([query.probe for query in to_ask])
-            left = [to_ask[place] for place in places]
-            to_ask = [query for at, query in enumerate(to_ask) if at not in {*places}]
-            is_strict, is_short = self._turns.are_taken, False
-            while left:
-                if share > SOME or self._needs.is_large(left[0].probe):
-                    pairs = self._first_alone(pairs)
-                with self._turns.memory(share):
-                    if is_short:
-                        is_strict &= start_anew(pairs[0])
-                    elif share == ALL:
-                        pairs[0].free()
-                    found = yield from self._asked(pairs, left, seconds, share, is_strict)
-                    if found is None:
-                        return
-                    left, is_short = found
-                    self._give_up_memory(pairs)
-                if is_short and share == ALL:
-                    is_strict = self._asks_less([query.probe for query in left])
-                share = more_than(share) if is_short else share
+            share, places = (least, [0]) if least else (share, places)
+            asked, rest = parted(to_ask, places)
+            if least or share > SOME or self._needs.is_large(asked[0].probe):
+                pairs = self._first_alone(pairs)
+            with self._turns.memory(share):
+                if least:
+                    can_start &= start_anew(pairs[0])
+                elif share == ALL:
+                    pairs[0].free()
+                how = (seconds, share, can_start and not is_rough)
+                if (found := (yield from self._asked(pairs, asked, *how))) is None:
+                    return
+                left, is_short = found
+                self._give_up_memory(pairs)
+            to_ask = [*left, *rest]
+            least = more_than(share) if is_short else 0.0
+            is_rough = is_short and share == ALL and not self._asks_less([q.probe for q in to_ask])
         self._seconds = {**self._seconds, **seconds}
 
     def _first_alone(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
@@ -374,8 +374,8 @@ class Verifier:
 
     def _asks_less(self, probes: Sequence[Probe]) -> bool:
         """Ask the first of these with less memory, and what would take as much, if that can be."""
-        asked_now = self._fewer.asked(probes[0])
-        return self._needs.is_large(asked_now) and self._fewer.limit(probes, self._needs.taken)
+        is_large = self._needs.is_large(self._fewer.asked(probes[0]))
+        return is_large and self._fewer.limit(probes, self._needs.taken)
 
     def _give_up_memory(self, pairs: Sequence[Pair]) -> None:
         """Free what the judges keep for later contenders, where others use the memory, too."""

@@ -75,9 +75,10 @@ class _Hold:
 def more_than(share: float) -> float:
     """Return which share of the memory to wait for where one did not suffice.
 
-    Each that waits for all of it stops all others.
+    It is half as much again at least, but as little as that: who waits for all of it stops all
+    other tuners.
     """
-    return next((more for more in (HALF, MOST) if share < more), ALL)
+    return next((more for more in (SOME, HALF, MOST) if 1.5 * share <= more), ALL)
 
 
 def checks_at_once() -> int:

@@ -347,9 +347,9 @@ def unpack(
     return record, tensors
 
 
-def has_rooms(text: str) -> bool:
-    """Whether `pack` wants to write some of the tensors into the receiver's memory."""
-    return any("room" in head for head in json.loads(text)["tensors"])
+def rooms_in(text: str) -> list[str]:
+    """Return the keys of the tensors that `pack` wants to write into the receiver's memory."""
+    return [head["room"] for head in json.loads(text)["tensors"] if "room" in head]
 
 
 def rooms_of(

@@ -214,6 +214,11 @@ class Rooms:
         """Forget what was announced."""
         self._waiting.clear()
 
+    def forget(self, keys: Sequence[str]) -> None:
+        """Forget what was announced under these keys, unless it was filled."""
+        for key in keys:
+            self._waiting.pop(key, None)
+
     def announce(self, tensor: torch.Tensor) -> str:
         """Return the key under which the receiver shall make a room; kept until it is filled."""
         key = secrets.token_hex(8)
