@@ -119,7 +119,21 @@ def test_memory_is_shared_as_far_as_it_reaches(tmp_path, held, theirs, share, wa
     assert begins(lambda: Turns(tmp_path).memory(share), LONG_S)
 
 
-def test_who_waits_for_much_memory_is_not_overtaken_by_who_needs_little(tmp_path, held):
+def test_who_waits_for_memory_is_overtaken_for_a_while(tmp_path, held, monkeypatch):
+    """Else all others would wait for a race of somebody, behind one who waits for it."""
+    other = held("half")
+    with waiting_for("half", tmp_path) as waiting:
+        turns = Turns(tmp_path)
+        with turns.memory():
+            assert turns.is_memory_wanted
+            monkeypatch.setattr("tuner.machine.turns.OVERTAKEN_S", 0.0)
+            assert not begins(Turns(tmp_path).memory, SHORT_S)
+        other.kill()
+        assert waiting.stdout.readline() == "has it\n"
+
+
+def test_who_waits_for_much_memory_is_not_overtaken_for_long(tmp_path, held, monkeypatch):
+    monkeypatch.setattr("tuner.machine.turns.OVERTAKEN_S", 0.0)
     other = held("some")
     with waiting_for("all", tmp_path) as waiting:
         assert not begins(Turns(tmp_path).memory, SHORT_S)
@@ -139,7 +153,8 @@ def test_memory_is_let_go_for_who_waits_unless_another_thread_uses_it(tmp_path, 
                 assert not turns.gives_way
 
 
-def test_who_takes_few_parts_waits_for_nobody_who_waits_for_more(tmp_path, held):
+def test_who_takes_few_parts_waits_for_nobody_who_waits_for_more(tmp_path, held, monkeypatch):
+    monkeypatch.setattr("tuner.machine.turns.OVERTAKEN_S", 0.0)
     held("half")
     with waiting_for("half", tmp_path):
         assert not begins(Turns(tmp_path).memory, SHORT_S)

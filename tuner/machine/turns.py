@@ -8,7 +8,8 @@ Files of each GPU below `cache_folder()`, locked while it is used; whoever is ki
                 for who takes few, unless somebody needs them all
     check-0, .. held alone to check, by as many at a time as there are processors for
     heavy       held alone for a whole check whose questions take most of the memory
-    ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
+    ...-gate    held while waiting for one of these: who waits to be alone is not overtaken, who
+                waits for memory after a while no longer
     user-...    held by each process that searches, checks, waits for that or races
 
 Only tuners of one user on one machine see each other, and only where all name the GPU alike in
@@ -45,6 +46,7 @@ CHECKS_OF_OTHERS = 8  # that may come before one's own
 # Most of a check is the work of four processes of the host, which wait for those who time for
 # half of it. What takes all memory asks for it.
 CORES_OF_A_CHECK, FEWEST_CHECKS, MOST_CHECKS = 2, 2, 8
+OVERTAKEN_S = 15.0  # who waits for memory, by those who need no more of it than is free
 HELD_S = 2.0  # of memory, before who can let it go for a while does, for one who waits
 PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
 
@@ -149,6 +151,7 @@ class Turns:
                 self._take(
                     self._memory.stack, "memory", LOCK_EX,
                     num_places=MEMORY_PARTS, num_wanted=num_parts, num_of_few=PARTS_OF_FEW,
+                    overtaken_s=OVERTAKEN_S,
                 )  # fmt: skip
             self._be_seen(self._memory.stack)
             self._held_since_s = time.monotonic()
@@ -261,11 +264,13 @@ class Turns:
         num_places: int = 1,
         num_wanted: int = 1,
         num_of_few: int = 0,
+        overtaken_s: float = 0.0,
     ) -> None:
         """Take the lock of a file, or of as many as are wanted of several places, any of them.
 
         `num_turns` of others may be waited for without losing patience. The last `num_of_few`
-        places are for those who want few, who pass the gate by while these are free.
+        places are for those who want few, who pass the gate by while these are free. Who has
+        waited at the gate for less than `overtaken_s` is overtaken by whom free places suffice.
         """
         if self._folder is None:
             return
@@ -275,32 +280,31 @@ class Turns:
             files = [stack.enter_context((self._folder / name).open("a")) for name in names]
             few, rest = files[num_places - num_of_few :], files[: num_places - num_of_few]
             if num_wanted <= num_of_few // 2:
-                locked: set[IO[str]] = set()
-                if _lock_some(few, how, num_wanted, locked):
+                if _lock_all(few, how, num_wanted):
                     return
-                for file in locked:  # which who has the gate may be waiting for
-                    flock(file, LOCK_UN)
                 files = [*few, *rest]
             elif num_wanted <= len(rest):
                 files = rest
             with (self._folder / f"{what}-gate").open("a") as gate:
                 until_s = time.monotonic() + num_turns * self._patience_s
-                if self._locked([gate], LOCK_EX, until_s):
-                    self._locked(files, how, until_s, num_wanted)
+                has_gate, locked = False, set[IO[str]]()
+                while True:
+                    if not has_gate and _lock_some([gate], LOCK_EX, 1, set()):
+                        has_gate = True
+                        os.utime(gate.fileno())
+                    is_new = time.time() < os.fstat(gate.fileno()).st_mtime + overtaken_s
+                    if is_new:  # all of them may overtake who has the gate
+                        has_all = _lock_all(files, how, num_wanted)
+                    else:
+                        has_all = has_gate and _lock_some(files, how, num_wanted, locked)
+                    if has_all:
+                        return
+                    if time.monotonic() > until_s:
+                        self._patience_s = 0.0
+                        return
+                    time.sleep(LOOK_EVERY_S)
         except OSError:  # a file system without locks, or a full one: as if there were one tuner
             self._folder = None
-
-    def _locked(
-        self, files: Sequence[IO[str]], how: int, until_s: float, num_wanted: int = 1
-    ) -> bool:
-        """Lock some of these; False, and no patience from now on, where it takes too long."""
-        locked: set[IO[str]] = set()
-        while not _lock_some(files, how, num_wanted, locked):
-            if time.monotonic() > until_s:
-                self._patience_s = 0.0
-                return False
-            time.sleep(LOOK_EVERY_S)
-        return True
 
 
 def _lock_some(files: Sequence[IO[str]], how: int, num_wanted: int, locked: set[IO[str]]) -> bool:
@@ -311,6 +315,16 @@ def _lock_some(files: Sequence[IO[str]], how: int, num_wanted: int, locked: set[
                 flock(file, how | LOCK_NB)
                 locked.add(file)
     return len(locked) == num_wanted
+
+
+def _lock_all(files: Sequence[IO[str]], how: int, num_wanted: int) -> bool:
+    """Lock as many as are wanted, or none: who has the gate may be waiting for them."""
+    locked: set[IO[str]] = set()
+    if _lock_some(files, how, num_wanted, locked):
+        return True
+    for file in locked:
+        flock(file, LOCK_UN)
+    return False
 
 
 def _is_held(file: Path) -> bool:
