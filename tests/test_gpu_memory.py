@@ -54,7 +54,7 @@ def test_what_ran_out_of_memory_is_timed_again_with_more_and_then_with_all_of_it
         return "raced"
 
     assert with_memory(turns, race, LITTLE) == "raced"
-    assert seen == [(False, False), (False, False), (False, False), (True, True)]
+    assert seen == [*[(False, False)] * 4, (True, True)]
     assert not turns.has_all_memory
 
 
