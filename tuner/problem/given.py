@@ -191,7 +191,9 @@ class Given:
             try:
                 with where:
                     values = self._ask()
-            except ProblemError:
+            except ProblemError as error:
+                if says_no_memory(str(error)):  # there may be some the next time
+                    raise
                 self._is_drawn_on_cpu = True
                 return self._asked(seed, where)
         # Rows are edited in place; how inputs lie in memory is asked for by probes.

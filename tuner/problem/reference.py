@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
-from tuner.errors import ProblemError, did_you_mean
+from tuner.errors import ProblemError, did_you_mean, says_no_memory
 from tuner.problem.constructor import Options, other_options
 from tuner.problem.draws import (
     Distribution,
@@ -127,8 +127,10 @@ class Problem:
             try:
                 with torch.device(device):
                     return put_into(self._constructed(init_inputs, options).to(device), self.mode)
-            except ProblemError:  # it mixes in what lies on the CPU, such as numbers of NumPy
-                seed_everything(seed)
+            except ProblemError as error:
+                if says_no_memory(str(error)):
+                    raise
+                seed_everything(seed)  # it mixes in what lies on the CPU, as numbers of NumPy
         return put_into(self._constructed(init_inputs, options).to(device), self.mode)
 
     def model_without_memory(self) -> torch.nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import random
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from tuner.check.calls.history import set_mode
 from tuner.check.calls.parts import copied
 from tuner.check.probes.probe import Probe
 from tuner.check.questions.alterations import WEIGHTS
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.problem.constructor import Options
 from tuner.problem.draws import WeightKind
 from tuner.problem.reference import Problem
@@ -62,7 +61,7 @@ def weighted_model(
         loose = [(n, b) for n, b in held.named_buffers() if n not in state]
         tensors |= {f"other.{n}": b.detach() for n, b in loose}
     if probe.has_options:  # what is made otherwise may have other weights
-        options = _options_of(problem, probe.has_options, models)
+        options = _options_of(problem, probe.has_options, models, device)
         model = problem.make_model(_own_seed(probe), device, options, is_quick=True)
         problem.randomise(model, probe.seed_weights)
         tensors = {f"state.{n}": t.detach().clone() for n, t in model.state_dict().items()}
@@ -103,7 +102,9 @@ def _randomised(
     return key
 
 
-def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict[str, Any]:
+def _options_of(
+    problem: Problem, kind: Options, models: dict[Any, Any], device: Any
+) -> dict[str, Any]:
     """Return other options that the reference's constructor takes; none where it refuses them."""
     import torch
 
@@ -111,20 +112,34 @@ def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict
         return {}
     key = ("options", kind)
     if key not in models:
-        held = next(models["initial"].parameters(), None)
-        device = "cpu" if held is None else held.device
-        models[key] = {}
+        found: dict[str, Any] = {}
+        # A GPU does not outlive a wrong index; inputs of gigabytes take a CPU 10 s.
+        has_weights = next(models["initial"].parameters(), None) is not None
+        where = device if has_weights or _are_floats(problem) else "cpu"
         usual: Options = "numbers"  # sizes that do not fit together are refused
         for options in [problem.options(kind), *[problem.options(usual)] * (kind == "all")]:
-            with contextlib.suppress(ProblemError):
-                made = problem.make_model(0, device, options, is_quick=True)
+            try:
+                made = problem.make_model(0, where, options, is_quick=True)
                 if kind in TRIED and options:  # a constructor may take any word
                     with torch.no_grad():
-                        problem.call(made, problem.make_inputs(0, device=device))
-                models[key] = options
+                        problem.call(made, problem.make_inputs(0, device=where))
+            except ProblemError as error:
+                if says_no_memory(str(error)):
+                    raise
+            else:
+                found = options
                 break
-    found: dict[str, Any] = models[key]
-    return found
+        models[key] = found
+    kept: dict[str, Any] = models[key]
+    return kept
+
+
+def _are_floats(problem: Problem) -> bool:
+    """Whether all tensors among the inputs are floating-point."""
+    import torch
+
+    tensors = [x for x in problem.stand_ins() if isinstance(x, torch.Tensor)]
+    return all(x.is_floating_point() for x in tensors)
 
 
 def _names_of(problem: Problem, number: int) -> tuple[str, ...]:
@@ -196,15 +211,16 @@ def script_of(
     is_last = probe.gradients in ("all", "plain_inputs") and not probe.backward_at_once
     asked = {field.name: getattr(probe, field.name) for field in fields(Asked)}
     asked["backward"] = probe.backward or (probe.calls - 1,) * is_last
+    another: Options = "numbers" if _makes_another(probe) else ""
     return Script(
         **asked,
         num_inputs=len(arguments[0]),
         is_overwritten=probe.inputs in ("overwritten", "edited"),
         is_repeated=probe.inputs == "repeated",
         names=_names_of(problem, len(arguments[0])) if probe.by_keyword else (),
-        options=_options_of(problem, probe.has_options, models),
-        other_options=_options_of(problem, "numbers" if _makes_another(probe) else "", models),
-        others=_options_of(problem, "all" if _makes_others(probe) else "", models),
+        options=_options_of(problem, probe.has_options, models, device),
+        other_options=_options_of(problem, another, models, device),
+        others=_options_of(problem, "all" if _makes_others(probe) else "", models, device),
         own_seed=_own_seed(probe) if probe.weights == "own" else None,
         numbers=numbers,
     )
