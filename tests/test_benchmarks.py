@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import ablation, gpu_shapes, sanitize
+from benchmarks import ablation, gpu_shapes, sanitize, waits
 from benchmarks.candidates import label, refusal
 from benchmarks.kernelbench_suite import line_of, main as suite, reason_of
 from benchmarks.kernelbench_summary import GROUPS, lines_of, merged, place_of, table_of
@@ -20,6 +20,18 @@ from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
 from tuner.planning.planning import plan
 
+TAKES_TURNS = """
+import sys
+from pathlib import Path
+from tuner.machine.turns import Turns
+
+turns = Turns(Path(sys.argv[1]))
+with turns.memory(0.5), turns.alone():
+    pass
+with turns.shared():
+    pass
+sys.exit(3)
+"""
 H200 = known_device("NVIDIA H200")
 
 
@@ -222,3 +234,27 @@ def test_the_suite_tells_what_each_problem_ended_with_and_asks_once(tmp_path, ca
     out.unlink()  # the run directories know it
     assert suite() == 0
     assert json.loads(out.read_text()).popitem()[1]["reason"] == entry["reason"]
+
+
+def test_turns_of_a_command_are_noted_and_summed(tmp_path, capfd, monkeypatch):
+    command = [sys.executable, "-c", TAKES_TURNS, str(tmp_path / "turns")]
+    notes = tmp_path / "notes"
+    monkeypatch.setattr(sys, "argv", ["waits", "--notes", str(notes), "--", *command])
+    assert waits.main() == 3
+    taken = {(turn.what, turn.parts) for turn in waits.noted_in(notes)}
+    assert taken == {("memory", 8), ("device", 1), ("device, shared", 1)}
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["turn", "times", "waited,"]
+    assert any("memory (8)" in line for line in lines)
+
+
+def test_turns_that_wait_longest_come_first():
+    noted = [
+        waits.Noted("memory", 4, 0.0, 20.0, 2.0, "verifier._answers < verifier._verdicts"),
+        waits.Noted("memory", 4, 9.0, 10.0, 3.0, "verifier._answers < verifier._verdicts"),
+        waits.Noted("device", 1, 1.0, 0.5, 0.5, "runner._timed < runner._screened"),
+    ]
+    lines = waits.table(noted)[1:]
+    assert lines[0].split()[:6] == ["memory", "(4)", "2", "30.0", "5.0", "3.0"]
+    assert lines[1].split() == ["memory", "2", "30.0", "5.0", "3.0", "all"]
+    assert lines[2].endswith("  runner._timed < runner._screened")
