@@ -16,10 +16,14 @@ from tuner.check.probes.probe import OWN_WORK, Probe
 from tuner.choosing import chosen_at
 from tuner.trial import ProbeResult
 
-__all__ = ["Query", "Taken", "in_order", "parted"]
+__all__ = ["RACES", "Query", "Taken", "in_order", "parted", "unjudged"]
 
 MOST_BORDERS = 16  # of a file's ranges at which it is asked: ours have a few
 MOST_KERNELS = 8  # that are asked: of a file of ours one a tuned size
+RACES = (
+    "one module was not called by several threads at once: the reference changes its buffers in "
+    "eval mode, so that they, and answers that read them, depend on which call is first"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +159,13 @@ def parted(queries: Sequence[Query], places: Sequence[int]) -> tuple[list[Query]
     chosen = {*places}
     others = [query for place, query in enumerate(queries) if place not in chosen]
     return [queries[place] for place in places], others
+
+
+def unjudged(probes: Sequence[Probe]) -> list[str]:
+    """Name the probes whose numbers nobody can judge."""
+    names = [probe.name for probe in probes if probe.is_random]
+    said = (
+        f"numbers were not compared on {len(names)} of {len(probes)} probes, since the reference "
+        f"draws random numbers in their mode: {', '.join(names)}"
+    )
+    return [said] if names else []

@@ -26,7 +26,7 @@ from tuner.check.probes.probe import Modes, Probe
 from tuner.check.probes.probes import thorough_probes
 from tuner.check.probes.traits import Traits
 from tuner.errors import TunerError
-from tuner.evaluate.again import Query, Taken, in_order, parted
+from tuner.evaluate.again import RACES, Query, Taken, in_order, parted, unjudged
 from tuner.evaluate.asking import Fewer, is_of_memory, lacks_memory, with_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
@@ -186,7 +186,7 @@ class Verifier:
         verdict = merge(results, self._accuracy, is_thorough=True, fewest=fewest)
         unasked: list[str] = []
         if verdict.is_accepted:
-            unasked = [*_unjudged(probes), *self._fewer.notes(probes)]
+            unasked = [*unjudged(probes), *self._fewer.notes(probes)]
             unasked += [RACES] * self._about["traits"]["updates_in_eval"]
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
 
@@ -306,23 +306,25 @@ class Verifier:
         seconds: dict[str, float] = {}
         to_ask = [*queries]
         # Waited for where the first of these found too little, which fresh processes are asked.
-        least, can_start, is_rough = 0.0, self._turns.are_taken, False
+        least, can_start, is_rough = 0.0, True, False
         while to_ask:
-            share, places = self._needs.next_of([query.probe for query in to_ask])
-            share, places = (least, [0]) if least else (share, places)
+            probes = [query.probe for query in to_ask]
+            share, places = (least, [0]) if least else self._needs.next_of(probes)
             asked, rest = parted(to_ask, places)
             if least or share > SOME or self._needs.is_large(asked[0].probe):
                 pairs = self._first_alone(pairs)
             with self._turns.memory(share):
                 if least:
-                    can_start &= start_anew(pairs[0])
+                    can_start = start_anew(pairs[0])
                 elif share == ALL:
                     pairs[0].free()
-                how = (seconds, share, can_start and not is_rough)
+                is_strict = self._turns.are_taken and can_start and not is_rough
+                how = (seconds, share, is_strict)
                 if (found := (yield from self._asked(pairs, asked, *how))) is None:
                     return
                 left, is_short = found
                 self._give_up_memory(pairs)
+            can_start |= self._turns.num_checks <= 1  # else old processes go on with what there is
             to_ask = [*left, *rest]
             least = more_than(share) if is_short else 0.0
             is_rough = is_short and share == ALL and not self._asks_less([q.probe for q in to_ask])
@@ -382,19 +384,3 @@ class Verifier:
         if self._turns.has_others or self._turns.is_memory_wanted:
             for pair in pairs:
                 pair.free()
-
-
-RACES = (
-    "one module was not called by several threads at once: the reference changes its buffers in "
-    "eval mode, so that they, and answers that read them, depend on which call is first"
-)
-
-
-def _unjudged(probes: Sequence[Probe]) -> list[str]:
-    """Name the probes whose numbers nobody can judge."""
-    names = [probe.name for probe in probes if probe.is_random]
-    said = (
-        f"numbers were not compared on {len(names)} of {len(probes)} probes, since the reference "
-        f"draws random numbers in their mode: {', '.join(names)}"
-    )
-    return [said] if names else []
