@@ -105,7 +105,8 @@ def test_what_is_fast_on_the_given_data_alone_does_not_win(tmp_path):
     assert zeros.outcome.measurement.slowdown > 10
     assert ranked_trials(run.trials())[0] == always == run.best()
     result = run.result()
-    assert (result.winner, result.ties) == (always.number, (always.number,))
+    # On a busy machine the other one's times may scatter so far that it ties.
+    assert result.winner == always.number in result.ties
     raced = {entry.trial: entry for entry in result.finalists}[zeros.number]
     (ordinary,) = raced.others
     assert raced.least == ordinary.interval
