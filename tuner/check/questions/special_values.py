@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.calls.parts import copied
-from tuner.errors import ProblemError
+from tuner.errors import ProblemError, says_no_memory
 from tuner.problem.draws import Distribution
 from tuner.problem.reference import Problem
 
@@ -129,7 +129,7 @@ def with_edges(
         for first, edge in enumerate(edges):
             made[first::7] = edge
         result = [*values[:place], made.view(values[place].shape), *values[place + 1 :]]
-        if is_taken(problem, model, result, is_finite=True):
+        if is_finite_at(problem, model, result):
             return result
     return list(values)
 
@@ -208,12 +208,9 @@ def _reads_anywhere(problem: Problem) -> bool:
     return "ctc_loss" in problem.text or "CTCLoss" in problem.text
 
 
-def is_taken(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any], *, is_finite: bool = False
-) -> bool:
+def is_taken(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> bool:
     """Whether the reference answers, and the same twice; on the CPU, where refusals cost nothing.
 
-    With `is_finite` its answer has to be finite as well.
     An index that a GPU refuses ends the use of that GPU.
     """
     import torch
@@ -224,10 +221,26 @@ def is_taken(
             first, again = (problem.call(copied(model).cpu().eval(), on_cpu) for _ in range(2))
     except ProblemError:
         return False
-    if is_finite and not all(bool(torch.isfinite(a).all()) for a in first):
-        return False
     pairs = zip(first, again, strict=True)
     return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def is_finite_at(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> bool:
+    """Whether the reference answers with finite numbers; where it is, for a large one's sake.
+
+    Raises:
+        ProblemError: memory ran out.
+    """
+    import torch
+
+    try:
+        with torch.no_grad():
+            made = problem.call(copied(model).eval(), values)
+    except ProblemError as error:
+        if says_no_memory(str(error)):
+            raise
+        return False
+    return all(bool(torch.isfinite(y).all()) for y in made)
 
 
 def with_odd_integers(
