@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.check.judge.refusals import FEWER_ROWS
+from tuner.check.judge.refusals import FEWER_ROWS, extent_of
 from tuner.check.probes.batches import Extent
 from tuner.check.probes.probe import Probe
 from tuner.check.probes.probes import thorough_probes
 from tuner.evaluate.forecast import asked_rows
 from tuner.evaluate.needs import FEWEST_SEEN, STEP, Needs
 from tuner.machine.turns import ALL, HALF, LITTLE, MOST, SOME
+from tuner.problem.reference import load_problem
 
 GPU_BYTES = 80 * 2**30
 TALL = Probe("very many rows", batch=65_537, is_tall=True)
@@ -148,3 +149,33 @@ def test_small_ones_are_asked_first_and_together_and_a_few_large_ones_then():
     middle = rows_of(20)  # which takes some by its estimate, and is asked by all pairs
     assert not needs.is_large(middle) and needs.share(middle) == 3 * LITTLE
     assert needs.next_of([large[9], middle, large[10]]) == (3 * LITTLE, [1])
+
+
+LARGE_ROWS = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        if len(x) > {most}:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40 GiB.")
+        return x + 1.0
+
+
+def get_inputs():
+    return [torch.rand(64, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("most", [64, 4])
+def test_where_memory_runs_out_a_row_is_measured_of_fewer(tmp_path, most):
+    """A reference that seemed to take one number of rows alone would be asked far less."""
+    file = tmp_path / "large.py"
+    file.write_text(LARGE_ROWS.format(most=most))
+    problem = load_problem(file)
+    found = extent_of(problem, problem.make_model(0), "cpu")
+    assert (found.is_fixed, found.row_elements, found.num_rows) == (False, 16.0, 64)

@@ -33,6 +33,7 @@ __all__ = [
     "unread",
 ]
 
+FEWEST_ROWS = 2  # of which it is measured what a row takes where memory ran out for more
 FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
 MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
 TALL_ROWS = 64  # where what grows faster than the rows shows
@@ -116,12 +117,16 @@ def extent_of(problem: Problem, model: torch.nn.Module, device: Any) -> Extent:
     """
     kind: Literal["gpu", "cpu"] = "gpu" if is_gpu(device) else "cpu"
     num_rows = problem.num_rows()
-    try:
-        row, fixed = _elements(problem, model, device, FEW_ROWS)
-    except ProblemError:
-        own = _num_elements(problem, model, problem.make_inputs(0, device=device))
-        return Extent(num_rows, own / max(1, num_rows or 1), kind, is_fixed=True)
-    return Extent(num_rows, row if math.isfinite(row) else 0.0, kind, fixed)
+    for rows in (FEW_ROWS, FEWEST_ROWS):
+        try:
+            row, fixed = _elements(problem, model, device, rows)
+        except ProblemError as error:
+            if not says_no_memory(str(error)):
+                break
+        else:
+            return Extent(num_rows, row if math.isfinite(row) else 0.0, kind, fixed)
+    own = _num_elements(problem, model, problem.make_inputs(0, device=device))
+    return Extent(num_rows, own / max(1, num_rows or 1), kind, is_fixed=True)
 
 
 def fewer_rows(problem: Problem, probe: Probe, model: torch.nn.Module, device: Any) -> int | None:
