@@ -226,7 +226,7 @@ def is_taken(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) ->
 
 
 def is_finite_at(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> bool:
-    """Whether the reference answers with finite numbers; where it is, for a large one's sake.
+    """Whether the reference answers with finite numbers, on its own device.
 
     Raises:
         ProblemError: memory ran out.
