@@ -8,12 +8,12 @@ tune: install
 	$(BIN)/tune --config search_spaces/quickstart.yaml
 
 # The longest tests with some of their cases; tests/brief.txt says which. Tests wait for processes of
-# their own: two workers leave two cores idle for a fifth of the time or more, three for less.
+# their own: three workers leave two cores idle for a fifth of the time or more, four for less.
 test: install
-	$(BIN)/python -m pytest --brief -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --brief -n 4 --dist loadfile --no-loadscope-reorder
 
 test-all: install
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # Formatting, lint and types; what CONTRIBUTING.md asks for before a change is sent.
 check: install

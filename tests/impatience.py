@@ -55,7 +55,7 @@ def no_rest() -> None:
 
 
 def few_probes() -> None:
-    """Ask a fifth of the probes where FEW_PROBES is set: by tests of what is around a check.
+    """Ask an eighth of the probes where FEW_PROBES is set: by tests of what is around a check.
 
     On few cores one pair of processes asks them.
 
@@ -68,11 +68,11 @@ def few_probes() -> None:
         probes = every(*args, **kwargs)
         if "FEW_PROBES" not in os.environ:
             return probes
-        first, more = probes[:15], probes[15:]
+        first, more = probes[:10], probes[10:]
         named = (NAMED, *os.environ["FEW_PROBES"].split(";"))
         return [
             *first,
-            *(p for n, p in enumerate(more) if n % 6 == 0 or p.name.startswith(named)),
+            *(p for n, p in enumerate(more) if n % 9 == 0 or p.name.startswith(named)),
         ]
 
     replaced(verifier, thorough_probes=few)

@@ -644,7 +644,7 @@ def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(
     assert names(honest) == [*own, *again]
     assert {*names(check)} <= {*own, *again}  # as far as it was asked
     assert "batch 2, by kernels" in again and "as given, by kernels" not in again
-    # What is never taken has no kernels, and what is no pair of numbers says nothing. A fifth of
+    # What is never taken has no kernels, and what is no pair of numbers says nothing. An eighth of
     # the probes tell, of which some are asked by kernels where there are any.
     monkeypatch.setenv("FEW_PROBES", "1")
     few = names(checked(verifier, tmp_path, right))

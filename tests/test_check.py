@@ -743,7 +743,9 @@ def test_where_the_order_of_a_product_decides_about_a_nan_none_is_wrong(tmp_path
         def forward(self, a):
             return a.nan_to_num().cumprod(1)
 
-    expectations = expect_all(problem, thorough_probes(SEED, problem.num_rows()))
+    probes = thorough_probes(SEED, problem.num_rows())
+    told_by = [p for n, p in enumerate(probes) if p.distribution == "whole_numbers" or n % 4 == 0]
+    expectations = expect_all(problem, told_by)
     whole = [e for e in expectations if e.probe.distribution == "whole_numbers"]
     assert any(y.isnan().any() for e in whole for y in e.oracle.values())
     check = verdict(problem, InParts, expectations)
@@ -1216,7 +1218,7 @@ def test_any_problem_is_checked_with_integers_numbers_and_several_outputs(tmp_pa
         p for p in thorough_probes(3, problem.num_rows())
         if p.name not in ("batch 0", "NaN row", "NaN row, eval")  # argmax has no answer there
     ]  # fmt: skip
-    expectations = expect_all(problem, probes)
+    expectations = expect_all(problem, [*probes[:20], *probes[20::4]])
     check = verdict(problem, problem.module.Model, expectations)
     assert check.is_accepted, check.reason
 

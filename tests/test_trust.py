@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ TEXT = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", TEXT)))
 
 
+@functools.cache
 def functions_of(file: str) -> dict[str, ast.FunctionDef]:
     tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

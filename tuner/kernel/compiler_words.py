@@ -6,6 +6,7 @@ The only room that tells failures apart by words of a log; each of them has a te
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import struct
 import subprocess
@@ -66,8 +67,10 @@ def matches(words: Sequence[str], log: str) -> bool:
 
 def first_error(log: str, code: int) -> str:
     """Return the line of the log that says why, shortened; the first if there are several."""
-    found = [match for pattern in _ERRORS for match in pattern.finditer(log)]
-    found = [match for match in found if not match[0].startswith(_LINKER_SUMMARY)]
+    found = []
+    for pattern in _ERRORS:  # of each the first alone: a runaway log has hundreds of thousands
+        those = (m for m in pattern.finditer(log) if not m[0].startswith(_LINKER_SUMMARY))
+        found += itertools.islice(those, 1)
     if found:
         line = min(found, key=lambda match: match.start())[0]
     else:

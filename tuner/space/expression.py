@@ -7,6 +7,7 @@ it as C++: what is outside the grammar reaches neither.
 from __future__ import annotations
 
 import ast
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,14 +44,7 @@ class Expression:
         Raises:
             ExpressionError: `text` is outside the grammar; the message says where and why.
         """
-        stripped = text.strip()
-        try:
-            tree = _parse_tree(stripped)
-            names: set[str] = set()
-            code = compile_tree(tree, names)
-        except Refused as refusal:
-            raise expression_error(stripped, str(refusal)) from None
-        return cls(stripped, frozenset(names), tree, code)
+        return _parsed(text.strip())
 
     def evaluate(self, env: Env) -> Value:
         """Compute the value for the named values of `env`.
@@ -122,6 +116,19 @@ def expression_error(text: str, reason: str) -> ExpressionError:
     shown = text if len(text) <= 120 else text[:100] + f"... ({len(text)} characters)"
     first, *more = reason.split("\n")
     return ExpressionError("\n".join([f"expression {shown!r}: {first}", *more]))
+
+
+@functools.lru_cache(
+    maxsize=16384
+)  # heads of templates repeat each other's; a folder is read again
+def _parsed(text: str) -> Expression:
+    try:
+        tree = _parse_tree(text)
+        names: set[str] = set()
+        code = compile_tree(tree, names)
+    except Refused as refusal:
+        raise expression_error(text, str(refusal)) from None
+    return Expression(text, frozenset(names), tree, code)
 
 
 def _parse_tree(text: str) -> ast.expr:
