@@ -1,4 +1,4 @@
-"""Ways to cut a module in tasks: images channels last, work computed again, writes apart."""
+"""Ways to cut a module in tasks: images channels last, work done again, writes apart, in place."""
 
 from pathlib import Path
 
@@ -51,11 +51,30 @@ MODULES: dict[str, tuple[str, str, str]] = {
         "self.c, self.n = nn.Conv2d(3, 12, 3), nn.GroupNorm(3, 12)",
         "torch.randn(2, 3, 9, 11)",
     ),
+    # Parts of tensors: of two halves one gates the other; halves that change places, beside sines
+    # of few numbers; what is joined of three; neighbours, which are reduced behind that.
+    "gated": (
+        f"(lambda a, b: {F}.silu(a) * b)(*x.chunk(2, -1))", "pass", "torch.randn(3, 7, 74)",
+    ),
+    "turned": (
+        "x * y.cos() + torch.cat((-x[..., 19:], x[..., :19]), -1) * (y * 2.0).sin()", "pass",
+        "torch.randn(16, 5, 4, 38), torch.randn(5, 1, 38)",
+    ),
+    "joined": (
+        "torch.cat((x[:, ::2], y * 2.0, x[:, 1::2]), 1).tanh() + z", "pass",
+        "torch.randn(3, 6, 5, 7), torch.randn(3, 4, 5, 7), torch.randn(3, 10, 5, 7)",
+    ),
+    "neighbours": (
+        "((x[:, 1:] - x[:, :-1]).abs().mean(1), x[:, 2, None] * x[:, 5:9])", "pass",
+        "torch.randn(6, 131)",
+    ),
 }  # fmt: skip
 # Of each module a partition that a search would try.
 TRIED = [
     ("groups", "channels_last"), ("pools", "channels_last"), ("batches", "channels_last"),
     ("windows", "recomputed"), ("windows", "channels_last_recomputed"), ("groups", "apart"),
+    ("gated", "in_place"), ("turned", "in_place"), ("joined", "in_place"),
+    ("neighbours", "in_place"),
 ]  # fmt: skip
 
 
@@ -65,9 +84,10 @@ def modules(monkeypatch):
 
 
 def as_channels_last(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same in that order of memory, in which PyTorch's convolutions round otherwise."""
+    """Images the same in that order of memory, in which PyTorch's convolutions round otherwise."""
     orders = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return [x.contiguous(memory_format=orders[x.dim()]) for x in inputs]
+    usual = torch.contiguous_format
+    return [x.contiguous(memory_format=orders.get(x.dim(), usual)) for x in inputs]
 
 
 def assert_right(problem, model, inputs, device: str) -> None:

@@ -67,7 +67,7 @@ def matches(words: Sequence[str], log: str) -> bool:
 
 def first_error(log: str, code: int) -> str:
     """Return the line of the log that says why, shortened; the first if there are several."""
-    found = []
+    found: list[re.Match[str]] = []
     for pattern in _ERRORS:  # of each the first alone: a runaway log has hundreds of thousands
         those = (m for m in pattern.finditer(log) if not m[0].startswith(_LINKER_SUMMARY))
         found += itertools.islice(those, 1)

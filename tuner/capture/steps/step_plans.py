@@ -104,15 +104,16 @@ def _backward(backward: Backward) -> BackwardPlan:
 
 
 def _cut(graph: Graph) -> Stages:
-    """Return the tasks of a graph that no search cuts: of two cuts what moves fewer bytes.
+    """Return the tasks of a graph that no search cuts: of three cuts what moves fewest bytes.
 
     Pointwise work before pooling, or that several nests read, is computed in each of them where
-    that stores less.
+    that stores less; parts of tensors are read where they lie where that is.
     """
     found = stages_of(graph)
-    with suppress(NotOneNest):
-        other = stages_of(graph, Partition(is_recomputed=True))
-        found = min(found, other, key=lambda stages: traffic_bytes(graph, stages))
+    for partition in (Partition(is_recomputed=True), Partition(is_in_place=True)):
+        with suppress(NotOneNest):
+            other = stages_of(graph, partition)
+            found = min(found, other, key=lambda stages: traffic_bytes(graph, stages))
     return found
 
 

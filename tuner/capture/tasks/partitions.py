@@ -14,21 +14,20 @@ from tuner.capture.tasks.stages import Partition, Stages, stages_of
 
 __all__ = ["partitions_of", "traffic_bytes", "worth_a_search"]
 
+IN_PLACE = Partition(is_in_place=True).name
 MOST_COLUMNS = 32768  # of a row that a program holds, and reads once
 
 
 def partitions_of(graph: Graph, default: Stages) -> dict[str, Stages]:
-    """Return the ways to cut a graph but the default, by name: 7 at most, no two alike.
+    """Return the ways to cut a graph but the default, by name: 8 at most, no two alike.
 
     Args:
         graph: of the module.
         default: its tasks, cut in the default way.
     """
     found: dict[str, Stages] = {}
-    for choice in itertools.product((False, True), repeat=3):
-        partition = Partition(*choice)
-        if not any(choice):
-            continue
+    choices = [Partition(*choice) for choice in itertools.product((False, True), repeat=3)]
+    for partition in [*choices[1:], Partition(is_in_place=True)]:
         try:
             stages = stages_of(graph, partition)
         except NotOneNest:
@@ -45,13 +44,15 @@ def worth_a_search(graph: Graph, found: Mapping[str, Stages]) -> list[str]:
         graph: of the module.
         found: the ways to cut it, by name.
 
-    How much faster PyTorch's convolutions are channels last, traffic does not tell.
+    How much faster PyTorch's convolutions are channels last, traffic does not tell, nor what is
+    saved where functions of few numbers are computed once: what is in place is tried anyway.
     """
     traffic = {name: traffic_bytes(graph, stages) for name, stages in found.items()}
     chosen = [""]
     for is_last in (False, True):
         own = [name for name in found if bool(found[name].images) is is_last]
         chosen += [min(own, key=lambda name: traffic[name])] if own else []
+    chosen += [name for name in found if name == IN_PLACE]
     return list(dict.fromkeys(chosen))
 
 

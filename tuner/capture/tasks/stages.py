@@ -7,9 +7,10 @@ between, in its own dtype.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tuner.capture.graph.graph import Graph, Node, in_order
+from tuner.capture.nests.in_place import costly_of_few, with_parts_in_place
 from tuner.capture.nests.index_space import (
     OVER_COLUMNS,
     NothingToGenerate,
@@ -45,21 +46,20 @@ class Partition:
         is_recomputed: whether pointwise work before pooling is computed in its windows, and is
             not stored.
         is_apart: whether what follows a reduction, for all columns, is a nest of its own.
+        is_in_place: whether parts of tensors, and what is joined of such, are read where they
+            lie, and are not copied; and what costs much of few numbers is computed once.
     """
 
     is_channels_last: bool = False
     is_recomputed: bool = False
     is_apart: bool = False
+    is_in_place: bool = False
 
     @property
     def name(self) -> str:
         """What it is called, beside the default that has no name."""
-        words = {
-            "channels_last": self.is_channels_last,
-            "recomputed": self.is_recomputed,
-            "apart": self.is_apart,
-        }
-        return "_".join(word for word, holds in words.items() if holds)
+        chosen = [choice.name for choice in fields(self) if getattr(self, choice.name)]
+        return "_".join(name.removeprefix("is_") for name in chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,10 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
 
 def _prepared(graph: Graph, partition: Partition) -> Graph:
     """Return a graph whose nodes are what nests and calls compute."""
-    graph = with_whole_numbers_called(with_ranges(with_results_apart(graph)))
+    graph = with_results_apart(graph)
+    if partition.is_in_place:
+        graph = with_parts_in_place(graph)
+    graph = with_whole_numbers_called(with_ranges(graph))
     graph = with_windows(with_rows_copied(graph))
     if partition.is_recomputed:
         names = {*graph.outputs, *graph.buffer_updates.values()} | computed_of_ranges(graph)
@@ -174,7 +177,8 @@ def _cut(
 ) -> tuple[list[Nest | Call], dict[str, tuple[int, ...]]]:
     """Return nodes as tasks, and the shapes of what lies between these; as `Stages` has both."""
     by_name = {n.name: n for n in nodes}
-    groups = _grouped(graph, nodes)
+    once = costly_of_few(graph, nodes) - results if partition.is_in_place else set[str]()
+    groups = _grouped(graph, nodes, once)
     last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
@@ -358,7 +362,7 @@ def _stored_or_read(graph: Graph, nodes: list[Node], results: set[str]) -> list[
     return [n for n in nodes if n.name not in alone]
 
 
-def _grouped(graph: Graph, nodes: Sequence[Node]) -> list[list[Node]]:
+def _grouped(graph: Graph, nodes: Sequence[Node], once: Collection[str]) -> list[list[Node]]:
     """Return nodes in groups, each of calls alone or of what is computed; none is empty.
 
     A group reads what is given, and what groups before it gave; nodes of one that are computed
@@ -368,13 +372,14 @@ def _grouped(graph: Graph, nodes: Sequence[Node]) -> list[list[Node]]:
     Args:
         graph: that they are of.
         nodes: in order, without views.
+        once: those that are stored for later groups, although these could compute them.
     """
     own = {n.name for n in nodes}
     calls = {n.name for n in nodes if is_call(n)}
     reads = {n.name: {real_name(graph, r) for r in n.refs} & own for n in nodes}
     first: dict[str, int] = {}  # calls have odd numbers
     for node in nodes:
-        before = max((first[r] for r in reads[node.name]), default=0)
+        before = max((first[r] + 2 * (r in once) for r in reads[node.name]), default=0)
         first[node.name] = before + before % 2 + (node.name in calls)
     users: dict[str, list[str]] = {n.name: [] for n in nodes}
     for name, refs in reads.items():
@@ -383,9 +388,10 @@ def _grouped(graph: Graph, nodes: Sequence[Node]) -> list[list[Node]]:
     last = dict(first)
     for node in reversed(nodes):
         if node.name not in calls and users[node.name]:
+            is_once = node.name in once
             last[node.name] = max(
                 first[node.name],
-                min(last[u] - (u in calls) for u in users[node.name]),
+                min(last[u] - (1 if u in calls else 2 * is_once) for u in users[node.name]),
             )
     found: dict[int, list[Node]] = {}
     for node in nodes:
