@@ -48,6 +48,7 @@ from typing import Any
 from tuner.by_batch import Way
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.families import match_of
+from tuner.capture.graph.fast_paths import fast_paths
 from tuner.capture.graph.graph import Graph
 from tuner.capture.graph.settings import settings_of
 from tuner.capture.steps.joint import captured_of
@@ -183,11 +184,19 @@ class _Child:
             problem.num_rows()  # that many can be drawn, or it says why not of the user's file
         graph = capture(problem)
         require_initialised(problem)
+        fused = fast_paths(problem)
+        if fused and not graph.is_training:
+            raise CaptureError(
+                f"{path}: in eval mode Model.forward runs {' and '.join(fused)}, PyTorch's own "
+                "fused operation; expected several, for which kernels are generated\n"
+                "  next: tune it as it is trained, --mode train; or write "
+                "torch.backends.mha.set_fastpath_enabled(False) into the file, which leaves it out"
+            )
         try:
             other = capture(problem, mode="eval" if graph.is_training else "train").key
         except CaptureError:
             other = ""
-        has_modes = graph.key != other
+        has_modes = graph.key != other or bool(fused)
         resized = with_another_batch(problem, graph)
         forwards = [captured_of(problem, g) for g in (graph, resized) if g]
         settings = settings_of(problem.model_without_memory(), has_modes)

@@ -109,6 +109,11 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
             f"{what} has a parameter or buffer called {taken[1]}, a name that PyTorch's own graph "
             "modules have\n  next: give it another name in the constructor"
         )
+    if taken := re.search(r"submodule `(\w+)`: <bound method", words):
+        return (
+            f"{what} has a submodule called {taken[1]}, the name of a method of nn.Module\n"
+            "  next: give it another name in the constructor"
+        )
     if what == CONSTRUCTOR and words.startswith("Model.__init__()"):
         return (
             f"{what} failed: {words}\n"
