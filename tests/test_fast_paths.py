@@ -100,5 +100,7 @@ def test_kernels_of_training_mode_leave_eval_mode_to_the_module(tmp_path, monkey
 def test_a_submodule_with_a_methods_name_is_named(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(text_of("None\n        self.to = nn.Linear(32, 32)", "self._modules['to'](x)"))
-    with pytest.raises(InputError, match="a submodule called to, the name of a method(?s:.*)next"):
+    with pytest.raises(
+        InputError, match=r"a submodule called to, the name of a method(?s:.*)next"
+    ):
         derive_operator(path)

@@ -1,4 +1,4 @@
-"""Parts of tensors and what is joined of them, read where they lie; sines of few numbers, once."""
+"""What is moved, joined or enlarged is read where it lies; sines of few numbers are made once."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ FORMS: dict[str, tuple[str, str, str]] = {
                   "torch.randn(37, 128)"),
     "behind a product": ("(lambda a, b: torch.sigmoid(a) * b)(*self.l(x).chunk(2, -1))",
                          "self.l = nn.Linear(20, 66)", "torch.randn(37, 20)"),
+    "enlarged": (f"{F}.interpolate(x, scale_factor=2, mode='nearest') * y", "",
+                 "torch.randn(37, 3, 5, 7), torch.randn(37, 3, 10, 14)"),
+    "enlarged once": (f"torch.relu({F}.interpolate(x, size=(5, 28)))", "",
+                      "torch.randn(37, 3, 5, 7)"),
+    "padded": (f"{F}.pad(torch.relu(x), (1, 2, 0, 1)) * 2.0 + y", "",
+               "torch.randn(37, 3, 5, 7), torch.randn(6, 10)"),
+    "cut off": (f"{F}.pad(x, (-1, 2, 3, -1)).exp()", "", "torch.randn(37, 3, 5, 7)"),
     "halves": (HALVES.format("torch.relu(a) * b"), "", "torch.randn(37, 148).half()"),
     "in float64": (HALVES.format("torch.exp(a) - b"), "", "torch.randn(37, 148).double()"),
 }  # fmt: skip
@@ -79,6 +86,19 @@ def test_sines_of_few_numbers_are_computed_once(tmp_path):
     assert {output.count for output in first.outputs} == {5 * 38}
     kinds = [statement.op for each in last.passes for statement in each.statements]
     assert not {"sin", "cos"} & {*kinds}
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        f"{F}.pad(x, (1, 2), value=0.5) * 2.0",
+        f"{F}.interpolate(x[None, None], size=(10, 21)) + 1.0",  # 3 times as large
+        f"{F}.interpolate(x[None, None], scale_factor=2.05) + 1.0",
+    ],
+)
+def test_what_a_tap_cannot_say_stays_a_call(forward, tmp_path):
+    default, worth, own = forward_of(tmp_path, (forward, "", "torch.randn(5, 7)"))
+    assert own.tasks == default.tasks and default.calls and worth == [""]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +148,9 @@ def test_interpreted_blocks_compute_what_the_module_does(tmp_path):
     interpreted("test_in_place", "check_triton", str(tmp_path))
 
 
-STEPS = ["gated", "turned", "joined in the middle", "neighbours, reduced", "one row of each"]
+STEPS = [
+    "gated", "turned", "joined in the middle", "neighbours, reduced", "one row of each", "padded",
+]  # fmt: skip
 
 
 @needs_gpp

@@ -1,9 +1,10 @@
-"""Slices, and what is joined by `cat`, read where they lie by the work that needs them.
+"""Slices, and what is padded, enlarged or joined, read where it lies by the work that needs it.
 
 In place of a copy that a call of PyTorch's makes there are taps (`windows`), one for each part
 that is joined, and the number of an element along the axis says which of them counts. So of two
-halves of which one is multiplied by a function of the other, and of halves that change places.
-Functions of few numbers, which many elements are computed with, are computed once.
+halves of which one is multiplied by a function of the other, of halves that change places, and of
+images that are enlarged. Functions of few numbers, which many elements are computed with, are
+computed once.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ from tuner.capture.nests.windows import is_spread
 
 __all__ = ["costly_of_few", "with_parts_in_place"]
 
-MOST_PARTS = 4  # that are joined: each is computed for all elements
-# What costs little beside the read: it is computed again for elements that another part gives.
 COSTLY_FLOP = 20  # of what is computed of few numbers, as of a sine: then it is stored
 FEW = 8  # times as many elements read it
+MOST_PARTS = 4  # that are joined: each is computed for all elements
+# What costs little beside the read: it is computed again for elements that another part gives.
+_NEAREST = {f"aten.upsample_nearest{n}d" for n in (1, 2, 3)}
+_EXACT = (1, 2, 4, 8)  # times as large: of others PyTorch rounds where an element comes from
+_MOVES = {"slice", "cat", "pad", *_NEAREST}
 _CHEAP = {"neg", "abs", "add", "sub", "mul", "maximum", "minimum", "relu", "where"}
 
 
 def with_parts_in_place(graph: Graph) -> Graph:
-    """Return the graph with taps in place of slices and joined parts that only nests read.
+    """Return the graph with taps in place of moves that only nests read.
 
     Args:
         graph: of the module, before ranges are indices.
@@ -43,7 +47,7 @@ def with_parts_in_place(graph: Graph) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         made: list[Node] = []
-        if node.op in ("slice", "cat") and node.name in calm and node.dtype in FLOATS:
+        if node.op in _MOVES and node.name in calm and node.dtype in FLOATS:
             made = _Parts(graph, node, results, taken).nodes()
         nodes += made or [node]
     return replace(graph, nodes=tuple(nodes))
@@ -54,7 +58,7 @@ def _is_of_nests(graph: Graph, name: str, results: Collection[str]) -> bool:
     if name in results:
         return False
     for user in graph.users[name]:
-        if user.op in SAME_ORDER or user.op in ("slice", "cat"):
+        if user.op in SAME_ORDER or user.op in _MOVES:
             if not _is_of_nests(graph, user.name, results):
                 return False
         elif user.op not in OPERATIONS and user.op != "cast":
@@ -102,15 +106,16 @@ def _readers(graph: Graph, name: str) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Where places along an axis come from: p from `p * step + first`."""
+    """Where places along an axis come from: p from `(p * step + first) // every`."""
 
     step: int = 1
     first: int = 0
+    every: int = 1
 
 
 @dataclass(slots=True)
 class _Parts:
-    """The nodes that stand for a slice, or for what is joined; names that they take are noted."""
+    """The nodes that stand for a move; names that they take are noted."""
 
     graph: Graph
     node: Node
@@ -120,12 +125,21 @@ class _Parts:
 
     def nodes(self) -> list[Node]:
         """Return them, the last one under the node's name; none where it stays a call."""
-        node, ways = self.node, [_Way() for _ in self.node.shape]
+        node = self.node
+        if node.op == "cat":
+            return self._joined()
         if node.op == "slice":
-            found = self._at(Ref(node.name), ways)
-            if found is None or not self.made or self.made[-1].op != "tap":
-                return []
-            return [replace(self.made[-1], name=node.name)]
+            self._at(Ref(node.name), [_Way() for _ in node.shape])
+        elif (moved := self._moved()) is not None:
+            self._tap(Ref(node.refs[0]), moved)
+        if [made.op for made in self.made] != ["tap"]:
+            return []
+        # What is read is a value, which a nest can store for a later one.
+        read = replace(node, op="mul", args=(Ref(self.made[0].name), 1.0), attrs={})
+        return [*self.made, read]
+
+    def _joined(self) -> list[Node]:
+        node, ways = self.node, [_Way() for _ in self.node.shape]
         if not 2 <= len(node.args) <= MOST_PARTS or self._is_of_batch(_axis(node)):
             return []
         axis = _axis(node)
@@ -142,6 +156,27 @@ class _Parts:
                 return []
             parts.append(part)
         return [*self._chosen(axis, ends, parts)]
+
+    def _moved(self) -> list[_Way] | None:
+        """Return where the elements come from of what is padded with zeros, or enlarged.
+
+        None for other numbers than zeros, and where sizes are no exact multiples.
+        """
+        node, attrs = self.node, self.node.attrs
+        if node.op == "pad":
+            low = attrs["low"]
+            if node.args[1] != 0 or not isinstance(low, list):
+                return None
+            return [_Way(1, -int(str(n))) for n in low]
+        given = self.graph.value(node.refs[0]).shape
+        times = [size // has if has else 0 for size, has in zip(node.shape, given, strict=True)]
+        asked = attrs.get("scale_factors")
+        is_exact = asked is None or asked == [float(n) for n in times[2:]]
+        is_whole = all(
+            n in _EXACT and n * has == size
+            for n, has, size in zip(times, given, node.shape, strict=True)
+        )
+        return [_Way(every=n) for n in times] if is_exact and is_whole else None
 
     def _chosen(self, axis: int, ends: list[int], parts: list[Operand]) -> Iterator[Node]:
         """Yield what was made, and which part each element is of, by its place along the axis."""
@@ -202,10 +237,10 @@ class _Parts:
         if isinstance(value, Node) and value.op in ("full", "arange", "cat"):
             return None
         axes = [
-            (size, has, way.step, way.first)
+            (size, has, way.step, way.first, way.every, way.every)
             for size, has, way in zip(made, value.shape, ways, strict=True)
         ]
-        own = [at for at, axis in enumerate(axes) if axis != (axis[0], axis[0], 1, 0)]
+        own = [at for at, axis in enumerate(axes) if axis != (axis[0], axis[0], 1, 0, 1, 1)]
         if not own:
             return source
         if self._is_of_batch(own[0]):

@@ -209,6 +209,8 @@ class _Builder:
             self._scan(node)
             return
         if node.op == "tap":
+            if not self.space.varies[node.name] & self.space.columns:  # loops read along columns
+                raise refusal(node, "what is the same in all columns is read from elsewhere")
             source, is_last = real_name(self.graph, node.refs[0]), node.name in self.last
             self.taps[node.name] = tap_of(self.graph, node, source, is_last=is_last)
             self.levels[node.name] = 0
