@@ -46,3 +46,11 @@ def test_what_has_no_values_is_named(init, name, tmp_path):
 )
 def test_what_has_values_is_not(init, tmp_path):
     require_initialised(problem_of(tmp_path, init))
+
+
+def test_memory_that_the_first_module_had_says_nothing_of_the_second(tmp_path):
+    """Of many modules some are given memory that others before them had."""
+    problem = problem_of(tmp_path, "self.w = nn.Parameter(torch.empty(6))")
+    for _ in range(200):
+        with pytest.raises(ProblemError, match="no values to w"):
+            require_initialised(problem)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tuner.problem.reference import Problem
 
 __all__ = ["require_initialised"]
 
+MOST_TRIES = 4
 MOST_NUMBERS = 2**24  # of a state; a larger one takes seconds to construct
 
 
@@ -28,8 +29,10 @@ def require_initialised(problem: Problem) -> None:
     if sum(sizes) > MOST_NUMBERS:
         return
     with _filled_memory():
-        filled = _with_nan(problem)
-    if unset := filled - _with_nan(problem) if filled else filled:
+        filled = given = _with_nan(problem)
+    for _ in range(MOST_TRIES):  # in which memory may hold NaN by chance
+        given = given & _with_nan(problem) if given else given
+    if unset := filled - given:
         names = ", ".join(sorted(unset))
         raise problem.error(
             f"Model gives no values to {names}: its memory holds what was there before, so that "
@@ -42,7 +45,11 @@ def require_initialised(problem: Problem) -> None:
 def _with_nan(problem: Problem) -> set[str]:
     """Return the names of parameters and buffers in which there is a NaN."""
     state = problem.make_model(0).state_dict()
-    return {n for n, x in state.items() if x.is_floating_point() and bool(x.isnan().any())}
+    found = {n for n, x in state.items() if x.is_floating_point() and bool(x.isnan().any())}
+    for x in state.values():  # the next module is given the same memory, most often
+        with suppress(RuntimeError, NotImplementedError):  # a subclass may have no storage
+            x.untyped_storage().fill_(0)
+    return found
 
 
 @contextmanager
