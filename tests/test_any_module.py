@@ -179,7 +179,12 @@ FOR_ONE_BATCH = {"means_beside_rows", "max_pool_to_its_end"}
 
 
 def text_of(name: str) -> str:
-    forward, init, inputs = MODULES[name]
+    return text_of_form(MODULES[name])
+
+
+def text_of_form(form: tuple[str, str, str]) -> str:
+    """Return the file of a module: its forward, what the constructor makes, and the inputs."""
+    forward, init, inputs = form
     names = "x, y, z"[: 3 * len(ast.parse(f"[{inputs}]", mode="eval").body.elts) - 2]
     return f"""
 import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from interpreted import interpreted
-from test_any_module import MODULES, F, assert_as_exact, text_of
+from test_any_module import F, assert_as_exact, text_of_form
 from test_ranges import Interpreted, check, derive, needs_gpp, needs_triton
 from test_steps import Taken, assert_gradients_are_as_exact
 
@@ -51,13 +51,6 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "halves": (HALVES.format("torch.relu(a) * b"), "", "torch.randn(37, 148).half()"),
     "in float64": (HALVES.format("torch.exp(a) - b"), "", "torch.randn(37, 148).double()"),
 }  # fmt: skip
-
-
-def text(form: tuple[str, str, str]) -> str:
-    MODULES["parts"] = form
-    found = text_of("parts")
-    del MODULES["parts"]
-    return found
 
 
 def forward_of(folder: Path, form: tuple[str, str, str]) -> tuple[Stages, list[str], Stages]:
@@ -123,7 +116,7 @@ def test_the_loops_compute_what_the_module_does(name, tmp_path):
 
 def test_what_is_not_finite_goes_where_the_module_lets_it(tmp_path):
     """What a part has beyond its edges is chosen for no element, whatever stands there."""
-    taken = Taken(tmp_path, "turned", text(FORMS["turned"]), template="nest_in_place")
+    taken = Taken(tmp_path, "turned", text_of_form(FORMS["turned"]), template="nest_in_place")
     x, y = taken.inputs(1, None)
     x = x.detach().clone()
     x[0, 0, 0, 3], x[1, 2, 1, 30], x[2] = float("inf"), float("nan"), -float("inf")
@@ -156,7 +149,7 @@ STEPS = [
 @needs_gpp
 @pytest.mark.parametrize("name", STEPS)
 def test_gradients_are_as_exact_as_pytorchs(name, tmp_path):
-    assert_gradients_are_as_exact(Taken(tmp_path, "parts", text(FORMS[name])), name)
+    assert_gradients_are_as_exact(Taken(tmp_path, "parts", text_of_form(FORMS[name])), name)
 
 
 def check_triton_steps(folder: str) -> None:
@@ -164,7 +157,7 @@ def check_triton_steps(folder: str) -> None:
     for number, name in enumerate(STEPS):
         own = Path(folder) / str(number)
         own.mkdir()
-        assert_gradients_are_as_exact(Interpreted(own, "parts", text(FORMS[name])), name)
+        assert_gradients_are_as_exact(Interpreted(own, "parts", text_of_form(FORMS[name])), name)
 
 
 @needs_triton

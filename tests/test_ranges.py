@@ -10,7 +10,7 @@ import pytest
 import torch
 from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 from interpreted import interpreted
-from test_any_module import MODULES, answers as listed, derive as written, in_float64, text_of
+from test_any_module import answers as listed, derive as written, in_float64, text_of_form
 from test_scans import assert_as_exact, module_with
 from test_steps import Taken, assert_gradients_are_as_exact
 from test_steps_of_halves import Libdevice
@@ -93,10 +93,7 @@ FOR_ONE_BATCH = {"of a product"}
 
 
 def derive(folder: Path, name: str, form: tuple[str, str, str]):
-    MODULES["ranges"] = form
-    text = text_of("ranges")
-    del MODULES["ranges"]
-    return written(folder, name.replace(" ", "_").replace(",", ""), text)
+    return written(folder, name.replace(" ", "_").replace(",", ""), text_of_form(form))
 
 
 def bound(folder: Path, family: Family, template: str) -> BoundOp:
@@ -198,10 +195,7 @@ class Interpreted(Taken):
 
 
 def check_steps(folder: Path, name: str, kind: type[Taken] = Taken) -> None:
-    MODULES["ranges"] = STEPS[name]
-    text = text_of("ranges")
-    del MODULES["ranges"]
-    assert_gradients_are_as_exact(kind(folder, "ranges", text), name)
+    assert_gradients_are_as_exact(kind(folder, "ranges", text_of_form(STEPS[name])), name)
 
 
 @needs_gpp
@@ -221,10 +215,8 @@ def check_triton_steps(folder: str) -> None:
 
 
 def graph_of(folder: Path, forward: str, inputs: str = X) -> Graph:
-    MODULES["ranges"] = (forward, "", inputs)
     path = folder / "ranges.py"
-    path.write_text(text_of("ranges"))
-    del MODULES["ranges"]
+    path.write_text(text_of_form((forward, "", inputs)))
     return capture(load_problem(path))
 
 

@@ -21,7 +21,7 @@ from tuner.capture.nests.index_space import OVER_COLUMNS, SAME_ORDER
 from tuner.capture.nests.operations import OPERATIONS, operation_of
 from tuner.capture.nests.precision import FLOATS
 from tuner.capture.nests.viewing import real_name
-from tuner.capture.nests.windows import is_spread
+from tuner.capture.nests.windows import is_spread, sliced_from
 
 __all__ = ["costly_of_few", "with_parts_in_place"]
 
@@ -216,8 +216,7 @@ class _Parts:
             axis, way = _axis(value), ways[_axis(value)]
             if self._is_of_batch(axis):
                 return None
-            step = int(str(value.attrs["step"]))
-            moved = _Way(way.step * step, way.first * step + int(str(value.attrs["start"])))
+            moved = _Way(*sliced_from(value, way.step, way.first))
             return self._at(value.args[0], [*ways[:axis], moved, *ways[axis + 1 :]])
         if isinstance(value, Node) and self._is_cheap(value):
             args: list[Operand] = []

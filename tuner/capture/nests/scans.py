@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref
 from tuner.capture.nests.index_space import name_of
 from tuner.capture.nests.nest import Scan
-from tuner.capture.nests.windows import is_spread
+from tuner.capture.nests.windows import is_spread, sliced_from
 
 __all__ = ["scan_of", "with_scans"]
 
@@ -191,8 +191,7 @@ def _step(graph: Graph, node: Node, ways: list[_Way], fill: float) -> str | None
     """Take one move into account; return what it reads, None where it is no such move."""
     if node.op == "slice":
         way = ways[int(str(node.attrs["axis"]))]
-        step = int(str(node.attrs["step"]))
-        way.step, way.first = way.step * step, way.first * step + int(str(node.attrs["start"]))
+        way.step, way.first = sliced_from(node, way.step, way.first)
         return node.refs[0]
     if node.op == "flip":
         axes = node.attrs["axes"]

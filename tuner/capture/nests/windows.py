@@ -22,7 +22,9 @@ from tuner.capture.nests.index_space import SAME_ORDER
 from tuner.capture.nests.nest import Axis, Tap
 from tuner.capture.nests.precision import FLOATS
 
-__all__ = ["cpp_tap", "cpp_window", "is_spread", "tap_of", "triton_tap", "with_windows"]
+__all__ = [
+    "cpp_tap", "cpp_window", "is_spread", "sliced_from", "tap_of", "triton_tap", "with_windows",
+]  # fmt: skip
 
 _POOLS = ("max", "avg")
 # What lies beyond the edges.
@@ -218,6 +220,12 @@ def is_spread(graph: Graph, name: str) -> bool:
             return True
         value = graph.value(value.refs[0])
     return False
+
+
+def sliced_from(node: Node, step: int, first: int) -> tuple[int, int]:
+    """Return step and first place in what is sliced, for those along the axis of the slice."""
+    own_step, start = (int(str(node.attrs[name])) for name in ("step", "start"))
+    return step * own_step, first * own_step + start
 
 
 def _joined(node: Node, kind: str, taps: Sequence[Node]) -> Iterator[Node]:
