@@ -39,6 +39,7 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 import tuner
 from tuner.environment import Environment
 from tuner.errors import RunLockedError
+from tuner.evaluate import process as process_room
 from tuner.evaluate import runner as runner_room
 from tuner.evaluate.runner import Runner
 from tuner.export.certificate import code_sha256, read_certificate
@@ -235,7 +236,14 @@ def test_accidents_are_reported_in_order_where_the_device_works_while_the_search
     family = write_family(tmp_path / "families")
     config = config_text(family, space={"mode": MODES}, search={"sampler": "surrogate"})
     (tmp_path / "config.yaml").write_text(config)
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    start, workers = process_room.start_process, list[psutil.Process]()
+
+    def known(*args, **kwargs):
+        process = start(*args, **kwargs)
+        workers.append(psutil.Process(process.pid))
+        return process
+
+    monkeypatch.setattr(process_room, "start_process", known)
     threads = num_threads()
     run = tuner.tune(
         tuner.load_config(tmp_path / "config.yaml"), runs_dir=tmp_path / "runs", verifies=False
@@ -248,10 +256,7 @@ def test_accidents_are_reported_in_order_where_the_device_works_while_the_search
     elapsed = [t.elapsed_s for t in run.trials()]
     assert elapsed == sorted(elapsed)
     wait_for(lambda: num_threads() <= threads)
-    children = psutil.Process().children(recursive=True)
-    # What a fork server forked, not the server itself.
-    forked = {c.pid for c in children if is_worker(c) and is_worker(c.parent() or c)}
-    assert forked - {c.pid for c in psutil.Process().children()} <= before
+    assert len(workers) > 1 and not any(map(psutil.Process.is_running, workers))
 
 
 def test_a_kill_loses_no_outcome_and_leaves_no_worker(life):
