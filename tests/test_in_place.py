@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from interpreted import interpreted
 from test_any_module import F, assert_as_exact, text_of_form
-from test_ranges import Interpreted, check, derive, needs_gpp, needs_triton
+from test_ranges import Interpreted, check, check_each, derive, needs_gpp, needs_triton
 from test_steps import Taken, assert_gradients_are_as_exact
 
 from tuner.capture.capture import capture
@@ -127,13 +128,7 @@ def test_what_is_not_finite_goes_where_the_module_lets_it(tmp_path):
 
 def check_triton(folder: str) -> None:
     """Compare Triton's kernels with PyTorch: in its interpreter where TRITON_INTERPRET is set."""
-    for number, (name, form) in enumerate(FORMS.items()):
-        own = Path(folder) / str(number)
-        own.mkdir()
-        try:
-            check(own, name, form, "_triton", assert_as_exact)
-        except Exception as error:
-            raise AssertionError(name) from error
+    check_each(FORMS, folder, assert_as_exact)
 
 
 @needs_triton
@@ -152,14 +147,15 @@ def test_gradients_are_as_exact_as_pytorchs(name, tmp_path):
     assert_gradients_are_as_exact(Taken(tmp_path, "parts", text_of_form(FORMS[name])), name)
 
 
-def check_triton_steps(folder: str) -> None:
+def check_triton_steps(folder: str, forms: Mapping[str, tuple[str, str, str]]) -> None:
     """Compare gradients by Triton's kernels with PyTorch's, in its interpreter."""
-    for number, name in enumerate(STEPS):
+    for number, (name, form) in enumerate(forms.items()):
         own = Path(folder) / str(number)
         own.mkdir()
-        assert_gradients_are_as_exact(Interpreted(own, "parts", text_of_form(FORMS[name])), name)
+        assert_gradients_are_as_exact(Interpreted(own, "parts", text_of_form(form)), name)
 
 
 @needs_triton
 def test_interpreted_gradients_are_as_exact_as_pytorchs(tmp_path):
-    interpreted("test_in_place", "check_triton_steps", str(tmp_path))
+    forms = {name: FORMS[name] for name in STEPS}
+    interpreted("test_in_place", "check_triton_steps", str(tmp_path), forms)

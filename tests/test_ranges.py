@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -155,15 +156,22 @@ def test_the_loops_compute_what_the_module_does(name, tmp_path):
     check(tmp_path, name, FORMS[name])
 
 
-def check_triton(folder: str) -> None:
-    """Compare Triton's kernels with PyTorch: in its interpreter where TRITON_INTERPRET is set."""
-    for number, (name, form) in enumerate(FORMS.items()):
+def check_each(
+    forms: Mapping[str, tuple[str, str, str]], folder: str, judge=assert_as_exact
+) -> None:
+    """Compare Triton's kernels of each form with PyTorch, as `check` does."""
+    for number, (name, form) in enumerate(forms.items()):
         own = Path(folder) / str(number)
         own.mkdir()
         try:
-            check(own, name, form, "_triton")
+            check(own, name, form, "_triton", judge)
         except Exception as error:
             raise AssertionError(name) from error
+
+
+def check_triton(folder: str) -> None:
+    """Compare Triton's kernels with PyTorch: in its interpreter where TRITON_INTERPRET is set."""
+    check_each(FORMS, folder)
 
 
 @needs_triton

@@ -39,8 +39,7 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 import tuner
 from tuner.environment import Environment
 from tuner.errors import RunLockedError
-from tuner.evaluate import process as process_room
-from tuner.evaluate import runner as runner_room
+from tuner.evaluate import process as process_room, runner as runner_room
 from tuner.evaluate.runner import Runner
 from tuner.export.certificate import code_sha256, read_certificate
 from tuner.kernel.builder import Toolchain

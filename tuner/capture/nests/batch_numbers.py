@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.capture.nests.index_space import Space
 from tuner.capture.nests.operations import literal
+from tuner.capture.nests.space import Space
 from tuner.trial import Language
 
 __all__ = [

@@ -31,7 +31,7 @@ MOST_PARTS = 4  # that are joined: each is computed for all elements
 # What costs little beside the read: it is computed again for elements that another part gives.
 _NEAREST = {f"aten.upsample_nearest{n}d" for n in (1, 2, 3)}
 _EXACT = (1, 2, 4, 8)  # times as large: of others PyTorch rounds where an element comes from
-_MOVES = {"slice", "cat", "pad", *_NEAREST}
+_MOVES = {"slice", "cat", "pad", "flip", *_NEAREST}
 _CHEAP = {"neg", "abs", "add", "sub", "mul", "maximum", "minimum", "relu", "where"}
 
 
@@ -61,7 +61,7 @@ def _is_of_nests(graph: Graph, name: str, results: Collection[str]) -> bool:
         if user.op in SAME_ORDER or user.op in _MOVES:
             if not _is_of_nests(graph, user.name, results):
                 return False
-        elif user.op not in OPERATIONS and user.op != "cast":
+        elif user.op not in OPERATIONS and user.op not in ("cast", "permuted"):
             return False
     return bool(graph.users[name])
 
@@ -158,7 +158,7 @@ class _Parts:
         return [*self._chosen(axis, ends, parts)]
 
     def _moved(self) -> list[_Way] | None:
-        """Return where the elements come from of what is padded with zeros, or enlarged.
+        """Return where the elements come from of what is padded with zeros, flipped or enlarged.
 
         None for other numbers than zeros, and where sizes are no exact multiples.
         """
@@ -169,6 +169,10 @@ class _Parts:
                 return None
             return [_Way(1, -int(str(n))) for n in low]
         given = self.graph.value(node.refs[0]).shape
+        if node.op == "flip":
+            axes = attrs["axes"]
+            assert isinstance(axes, list)
+            return [_Way(-1, n - 1) if at in axes else _Way() for at, n in enumerate(given)]
         times = [size // has if has else 0 for size, has in zip(node.shape, given, strict=True)]
         asked = attrs.get("scale_factors")
         is_exact = asked is None or asked == [float(n) for n in times[2:]]

@@ -1,28 +1,25 @@
-"""The space that a nest loops over: its dimensions, rows and columns, and what varies over which.
+"""The space of the loops of some nodes: what each axis of each value stands for.
 
 The space has the dimensions of the largest tensor, cut where some view of it is cut, without those
-of size 1. Those that are reduced or scanned are columns, the others rows. A tensor is contiguous
-and keeps their order, so that the dimensions over which it varies say where each of its elements
-lies; where images lie channels last, the space has the order of these, and `logical` is that of
-the other tensors.
-
-    tail    the last dimensions, of one kind, over which each tensor is dense or does not vary:
-            vectors run along them. Where the tail is of rows, reductions go across vectors.
+of size 1. Those that are reduced or scanned are columns, the others rows. A value keeps their
+order, unless it stands on the other side of a permutation, a `permuted`; where images lie
+channels last, the space has the order of these.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import replace
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.nests.space import Space
 from tuner.errors import InputError
 
 __all__ = [
     "ALIASES", "AS_INT64", "OVER_COLUMNS", "REDUCTIONS", "SAME_ORDER", "NotOneNest",
-    "NothingToGenerate", "Space", "axes_of", "name_of", "refusal", "space_of", "viewed",
+    "NothingToGenerate", "axes_of", "name_of", "refusal", "space_of", "viewed",
 ]  # fmt: skip
 
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
@@ -66,69 +63,6 @@ def refusal(node: Node | None, what: str, expected: str = WORK, then: str = "") 
     return NotOneNest(f"{where}{what}\n  expected: {expected}{advice}", node)
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
-    """Dimensions by number, outermost first.
-
-    Attributes:
-        sizes: of each, none of them 1.
-        columns: those that are reduced or scanned.
-        tail: the first one of the tail.
-        varies: for each value, by name, the dimensions over which it varies.
-        logical: the dimensions in row-major order of all values but those that lie `last`.
-        last: values that lie channels last: in the order of the dimensions.
-    """
-
-    sizes: tuple[int, ...]
-    columns: frozenset[int]
-    tail: int
-    varies: Mapping[str, frozenset[int]]
-    logical: tuple[int, ...]
-    last: frozenset[str] = frozenset()
-
-    @property
-    def is_across(self) -> bool:
-        """Whether the tail is of rows, so that reductions go across vectors."""
-        return self.tail < len(self.sizes) and self.tail not in self.columns
-
-    @property
-    def length(self) -> int:
-        """Elements of the tail."""
-        return math.prod(self.sizes[self.tail :])
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return math.prod(s for d, s in enumerate(self.sizes) if d not in self.columns)
-
-    @property
-    def cols(self) -> int:
-        """How many columns there are."""
-        return math.prod(self.sizes[d] for d in self.columns)
-
-    def _order(self, name: str) -> list[int]:
-        """Return the dimensions over which a value varies, as it lies in memory."""
-        order = range(len(self.sizes)) if name in self.last else self.logical
-        return [dim for dim in order if dim in self.varies[name]]
-
-    def is_moved(self, name: str, among: Container[int] | None = None) -> bool:
-        """Whether a value lies in another order of memory than the dimensions, or some of them."""
-        order = [dim for dim in self._order(name) if among is None or dim in among]
-        return order != sorted(order)
-
-    def strides(self, name: str) -> dict[int, int]:
-        """Return how far apart elements of a value lie along each of its dimensions."""
-        found, step = {}, 1
-        for dim in reversed(self._order(name)):
-            found[dim] = step
-            step *= self.sizes[dim]
-        return found
-
-    def count(self, dims: Iterable[int]) -> int:
-        """Return the number of elements of a tensor that varies over these dimensions."""
-        return math.prod(self.sizes[d] for d in dims)
-
-
 def space_of(
     graph: Graph,
     nodes: Sequence[Node],
@@ -156,20 +90,54 @@ class _Inference:
         self.nodes, self.numbers = nodes, numbers
         names = {n.name for n in nodes} | {r for n in nodes for r in self._refs(n)}
         self.forms = {name: graph.value(name).shape for name in names}
-        reduced = [n for n in self.nodes if n.op in OVER_COLUMNS]
-        shapes = [n.shape for n in self.nodes]
-        if reduced:
-            self.whole = self.forms[name_of(reduced[0].args[0])]
-        else:
-            self.whole = max(shapes, key=math.prod, default=())
+        reduced = [name_of(n.args[0]) for n in self.nodes if n.op in OVER_COLUMNS]
+        shapes = [self.forms[name] for name in reduced[:1]] or [n.shape for n in self.nodes]
+        self.whole = max(shapes, key=math.prod, default=())
         self.total = math.prod(self.whole)
+        self.permuted = {node.name: node.refs[0] for node in self.nodes if node.op == "permuted"}
+        self.aside: frozenset[str] = frozenset()
+        if self.permuted:
+            self.aside = self._aside(reduced)
+            if not reduced:
+                every = (name for n in self.nodes for name in (n.name, *self._refs(n)))
+                self.whole = next(self.forms[name] for name in every if self._is_whole(name))
         self.ends = self._cuts()
-        self.axes: dict[str, Axes] = {name: self._first(s) for name, s in self.forms.items()}
+        self.axes: dict[str, Axes] = {name: self._first(name) for name in self.forms}
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether a value has an element for each place of the space, in its order."""
+        return math.prod(self.forms[name]) == self.total and name not in self.aside
+
+    def _aside(self, reduced: Sequence[str]) -> frozenset[str]:
+        """Return the values of all elements that are in another order than the space.
+
+        It has the order of what is reduced, else that in which most elements lie beside each
+        other on their side of permutations, the later one if several do.
+        """
+        sides: list[set[str]] = []
+        for node in self.nodes:
+            own = [name for name in (node.name, *self._refs(node)) if self._is_whole(name)]
+            for names in [[name] for name in own] if node.name in self.permuted else [own]:
+                side = {*names}.union(*(each for each in sides if not each.isdisjoint(names)))
+                sides = [each for each in sides if each.isdisjoint(names)]
+                sides += [side] if side else []
+                if any(self.permuted.get(name) in side for name in side):
+                    raise refusal(node, "a tensor beside itself in another order")
+        chosen = max(reversed(sides), key=self._beside, default=set[str]())
+        chosen = next((side for side in sides if side.intersection(reduced[:1])), chosen)
+        return frozenset[str]().union(*(side for side in sides if side is not chosen))
+
+    def _beside(self, side: Collection[str]) -> int:
+        """Return how many elements lie beside each other, next to permutations, on a side."""
+        ends = [name for pair in self.permuted.items() for name in pair if name in side]
+        lengths = [[n for n in self.forms[name] if n > 1][-1:] for name in ends]
+        return min((length for found in lengths for length in found), default=1)
 
     def _cuts(self) -> list[int]:
         """Return where the space is cut, in elements from its end; each divides the next one."""
         shapes = [self.forms[name_of(n.args[0])] for n in self.nodes if n.op in OVER_COLUMNS]
-        shapes += [self.whole, *sorted(set(self.forms.values()))]
+        own = {form for name, form in self.forms.items() if name not in self.aside}
+        shapes += [self.whole, *sorted(own)]
         # What has the first axes alone, as one value for each channel does, is cut like them.
         ends = {math.prod(self.whole[:at]): at for at in range(1, len(self.whole))}
         parts = [s for s in shapes if 1 < math.prod(s) < self.total and math.prod(s) in ends]
@@ -182,8 +150,9 @@ class _Inference:
                     found.add(cut)
         return sorted(found)
 
-    def _first(self, shape: tuple[int, ...]) -> Axes:
-        if math.prod(shape) != self.total:
+    def _first(self, name: str) -> Axes:
+        shape = self.forms[name]
+        if not self._is_whole(name):
             return [() if size == 1 else None for size in shape]
         found: Axes = []
         for at in range(len(shape)):
@@ -217,22 +186,27 @@ class _Inference:
         if not sizes:
             raise refusal(self.nodes[0] if self.nodes else None, "nothing but single numbers")
         logical = tuple(range(len(sizes)))
+        place = {dim: dim for dim in logical}
         found = frozenset(name for name in images if name in self.axes)
         num_channels = 0
         if found:
             order, num_channels = self._channels_last(sorted(found))
-            place = {dim: at for at, dim in enumerate(order)}
+            place |= {dim: at for at, dim in enumerate(order)}
             sizes = tuple(sizes[dim] for dim in order)
             logical = tuple(place[dim] for dim in logical)
             columns = frozenset(place[dim] for dim in columns)
             varies = {n: frozenset(place[dim] for dim in dims) for n, dims in varies.items()}
         tensors = {frozenset(range(len(sizes)))} | set(varies.values())
+        own = {n: self._order(n, place) for n in self.axes if self.permuted and n not in found}
+        orders = {
+            n: dims for n, dims in own.items() if [*dims] != [d for d in logical if d in dims]
+        }
+        space = Space(sizes, columns, len(sizes) - 1, varies, logical, found, orders)
 
         def is_one(at: int) -> bool:
             """Whether each tensor is dense over the dimensions from one on, or has one value."""
             run = set(range(at, len(sizes)))
-            first = logical.index(at)
-            is_run = logical[first : first + len(run)] == tuple(range(at, len(sizes)))
+            is_run = all(map(space.is_run, range(at + 1, len(sizes))))
             return is_run and all(not run & dims or run <= dims for dims in tensors)
 
         if not columns and num_channels:
@@ -242,7 +216,11 @@ class _Inference:
         tail = len(sizes) - 1
         while tail > 0 and ((tail - 1) in columns) == (tail in columns) and is_one(tail - 1):
             tail -= 1
-        return Space(sizes, columns, tail, varies, logical, found)
+        return replace(space, columns=columns, tail=tail)
+
+    def _order(self, name: str, place: Mapping[int, int]) -> tuple[int, ...]:
+        """Return the dimensions of a value in the order in which its own axes have them."""
+        return tuple(place[dim] for dims in self.axes[name] for dim in dims or ())
 
     def _channels_last(self, images: Sequence[str]) -> tuple[list[int], int]:
         """Return the dimensions as images lie, and how many of them the channels have."""
@@ -281,7 +259,9 @@ class _Inference:
     def _varies(self, name: str, node: Node) -> frozenset[int]:
         shape, axes, last = self.forms[name], self.axes[name], len(self.ends) - 1
         found = [d for dims in axes for d in dims or ()]
-        is_whole = math.prod(shape) == self.total
+        is_whole = self._is_whole(name)
+        if self.permuted and not is_whole and None not in axes:
+            return frozenset(found)
         behind = {at: self.ends[last - 1 - dims[-1]] for at, dims in enumerate(axes) if dims}
         if found != sorted(found) or (
             is_whole and any(math.prod(shape[at + 1 :]) != num for at, num in behind.items())
@@ -311,6 +291,11 @@ class _Inference:
             kept = [a for a in range(len(self.forms[name])) if a not in reduced]
             own = kept if node.attrs.get("keepdim") else range(len(kept))
             pairs = [[(name, a), (node.name, b)] for a, b in zip(kept, own, strict=True)]
+            return any([self._same(pair, node) for pair in pairs])
+        if node.op == "permuted":
+            (source,), order = node.refs, node.attrs["axes"]
+            assert isinstance(order, list)
+            pairs = [[(source, int(str(a))), (node.name, b)] for b, a in enumerate(order)]
             return any([self._same(pair, node) for pair in pairs])
         news = False
         for back in range(1, len(mine) + 1):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.capture.nests.index_space import Space
 from tuner.capture.nests.nest import Nest
+from tuner.capture.nests.space import Space
 
 __all__ = [
     "counted", "inner_rows", "is_split", "is_split_by_blocks", "loaded", "offset", "row_dims",
@@ -54,8 +54,7 @@ def inner_rows(space: Space) -> list[int]:
     """Return the last dimensions of the rows, which lie beside each other in every tensor."""
     found: list[int] = []
     for dim in reversed(row_dims(space)):
-        place = space.logical.index(dim)
-        if found and (dim + 1 != found[0] or space.logical[place + 1 : place + 2] != (dim + 1,)):
+        if found and (dim + 1 != found[0] or not space.is_run(dim + 1)):
             break
         found.insert(0, dim)
     return found

@@ -20,9 +20,9 @@ from typing import Literal
 
 from tuner.capture.graph.graph import Tensor, in_order
 from tuner.capture.nests.batch_numbers import divisor_text, number_text
-from tuner.capture.nests.index_space import Space
 from tuner.capture.nests.operations import Kind, converted, emit, operation_of
 from tuner.capture.nests.precision import FLOATS, Precision
+from tuner.capture.nests.space import Space
 from tuner.trial import Language
 
 __all__ = [

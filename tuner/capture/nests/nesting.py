@@ -12,7 +12,6 @@ from tuner.capture.nests.batch_numbers import as_float
 from tuner.capture.nests.index_space import (
     REDUCTIONS,
     SAME_ORDER,
-    Space,
     name_of,
     refusal,
     space_of,
@@ -24,6 +23,7 @@ from tuner.capture.nests.operations import OPERATIONS, Kind, operation_of, simpl
 from tuner.capture.nests.precision import EXACT, computed_in, rounding_of, stored_as
 from tuner.capture.nests.ranges import with_ranges_read
 from tuner.capture.nests.scans import scan_of
+from tuner.capture.nests.space import Space
 from tuner.capture.nests.viewing import is_given_otherwise, is_same, real_name, views_read
 from tuner.capture.nests.windows import tap_of
 
@@ -228,6 +228,8 @@ class _Builder:
             self._add(node.name, "trunc", (self._operand(node.args[0]),))
             return
         op, own = simpler(node.op, node.args)
+        if op == "permuted":  # what is loaded stays where it is
+            op, own = "mul", (*own, 1.0)
         operation = OPERATIONS.get(op)
         if operation is None:
             raise refusal(node, f"no loop is generated for {node.op} yet")

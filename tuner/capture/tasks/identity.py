@@ -86,14 +86,16 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
         else:
             line = ["index" if name in nest.indices else name]  # or which column it is
         numbers[name] = len(numbers)
-        yield [*line, varies, *["channels last"] * (name in nest.space.last)]
+        lies = nest.space.orders.get(name, ())
+        turned = [i for dim in lies for i, run in enumerate(dims) if run[0] == dim]
+        yield [*line, varies, *["channels last"] * (name in nest.space.last), *turned]
     yield ["gives", [[numbers[o.name], o.dtype] for o in nest.outputs]]
 
 
 def _merged(nest: Nest) -> list[list[int]]:
     """Return the dimensions in runs that no value tells apart; vectors run along the last ones.
 
-    A run is one in memory, too: of what lies channels last, and of what does not.
+    A run is one in memory, too, of all values.
     """
     space = nest.space
     kinds = [set(space.columns), *map(set, space.varies.values())]
@@ -102,16 +104,11 @@ def _merged(nest: Nest) -> list[list[int]]:
     runs: list[list[int]] = []
     for dim in range(len(space.sizes)):
         is_alike = runs and all((dim in kind) == (runs[-1][0] in kind) for kind in kinds)
-        if is_alike and _is_behind(space.logical, dim):
+        if is_alike and space.is_run(dim):
             runs[-1].append(dim)
         else:
             runs.append([dim])
     return runs
-
-
-def _is_behind(order: Sequence[int], dim: int) -> bool:
-    """Whether a dimension is right behind the one before it in another order as well."""
-    return order.index(dim) == order.index(dim - 1) + 1
 
 
 def _order(nest: Nest, dims: Sequence[Sequence[int]]) -> list[object]:

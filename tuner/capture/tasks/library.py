@@ -60,7 +60,7 @@ _OF_BYTES = {*MOVES, "cast", "aten.scatter", "aten.gather", "aten.index", "aten.
 _BYTES = {"constant_pad_nd", "reshape", "broadcast_to"}
 _BYTES |= {name.removeprefix("aten.") for name in _OF_BYTES}
 # What has loops and is no pointwise operation.
-_OTHERS = {*OVER_COLUMNS, "gather", "placed", "cast", "tap", "index"}
+_OTHERS = {*OVER_COLUMNS, "gather", "placed", "cast", "tap", "permuted", "index"}
 
 
 @dataclass(frozen=True, slots=True)

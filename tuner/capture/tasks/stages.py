@@ -20,6 +20,7 @@ from tuner.capture.nests.index_space import (
 )
 from tuner.capture.nests.nest import DTYPES, Nest
 from tuner.capture.nests.nesting import nest_of
+from tuner.capture.nests.permuted import with_permuted
 from tuner.capture.nests.precision import stored_as, with_products
 from tuner.capture.nests.ranges import computed_of_ranges, with_ranges
 from tuner.capture.nests.recomputed import with_windows_of_operands
@@ -46,8 +47,8 @@ class Partition:
         is_recomputed: whether pointwise work before pooling is computed in its windows, and is
             not stored.
         is_apart: whether what follows a reduction, for all columns, is a nest of its own.
-        is_in_place: whether parts of tensors, and what is joined of such, are read where they
-            lie, and are not copied; and what costs much of few numbers is computed once.
+        is_in_place: whether parts of tensors, what is joined of such and what is permuted are
+            read where they lie, not copied; what costs much of few numbers is computed once.
     """
 
     is_channels_last: bool = False
@@ -135,7 +136,7 @@ def _prepared(graph: Graph, partition: Partition) -> Graph:
     """Return a graph whose nodes are what nests and calls compute."""
     graph = with_results_apart(graph)
     if partition.is_in_place:
-        graph = with_parts_in_place(graph)
+        graph = with_parts_in_place(with_permuted(graph))
     graph = with_whole_numbers_called(with_ranges(graph))
     graph = with_windows(with_rows_copied(graph))
     if partition.is_recomputed:
@@ -334,12 +335,12 @@ def _computed_again(
 ) -> set[str]:
     """Return what of a nest the later ones compute too.
 
-    No reduction or window stands before it, nor is it what a window is of, which is stored.
+    No reduction, window or turn stands before it, nor is it what a window is of, which is stored.
     """
     costly: set[str] = set()
     for node in left:
         read = {real_name(graph, ref) for ref in node.refs}
-        is_costly = node.op in OVER_COLUMNS or node.op in ("gather", "placed", "tap")
+        is_costly = node.op in OVER_COLUMNS or node.op in ("gather", "placed", "tap", "permuted")
         if is_costly or read & costly:
             costly.add(node.name)
     own = {n.name: n for n in left if n.name not in later and n.name not in costly}
