@@ -18,6 +18,7 @@ from pydantic import JsonValue
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, free_name
 from tuner.capture.nests.index_space import OVER_COLUMNS, SAME_ORDER
+from tuner.capture.nests.nest import Axis
 from tuner.capture.nests.operations import OPERATIONS, operation_of
 from tuner.capture.nests.precision import FLOATS
 from tuner.capture.nests.viewing import real_name
@@ -248,9 +249,11 @@ class _Parts:
             return source
         if self._is_of_batch(own[0]):
             return None
+        is_part = all(axis[4] == 1 and Axis(*axis).is_inside for axis in axes)
         attrs: dict[str, JsonValue] = {
-            "axes": [list(axis) for axis in axes[own[0] :]], "kind": "zeros",
-        }  # fmt: skip
+            "axes": [list(axis) for axis in axes[own[0] :]],
+            "kind": "inside" if is_part else "zeros",
+        }
         return self._made("tap", value, op="tap", args=(source,), attrs=attrs)
 
     def _made(self, word: str, value: object, **fields: object) -> Ref:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
-from tuner.capture.nests.space import Space
+from tuner.capture.nests.space import Space, is_behind, is_even, part_of
 from tuner.errors import InputError
 
 __all__ = [
@@ -26,6 +26,8 @@ REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
 OVER_COLUMNS = REDUCTIONS | {"scan"}
 ALIASES = {"view", "permute", "expand", "slice"}  # of a tensor, without a copy of it
 SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
+SHORT_TAIL = 16  # fewer elements are no vector: a row of what permutations move is gathered first
+MOST_GATHERED = 8191  # of a row: 32 KB; longer ones may be split between threads
 Axes = list[tuple[int, ...] | None]  # of each axis its dimensions, None where that is not known
 
 
@@ -112,7 +114,7 @@ class _Inference:
         """Return the values of all elements that are in another order than the space.
 
         It has the order of what is reduced, else that in which most elements lie beside each
-        other on their side of permutations, the later one if several do.
+        other on their side of permutations, the first one if several do.
         """
         sides: list[set[str]] = []
         for node in self.nodes:
@@ -123,7 +125,7 @@ class _Inference:
                 sides += [side] if side else []
                 if any(self.permuted.get(name) in side for name in side):
                     raise refusal(node, "a tensor beside itself in another order")
-        chosen = max(reversed(sides), key=self._beside, default=set[str]())
+        chosen = max(sides, key=self._beside, default=set[str]())
         chosen = next((side for side in sides if side.intersection(reduced[:1])), chosen)
         return frozenset[str]().union(*(side for side in sides if side is not chosen))
 
@@ -188,9 +190,12 @@ class _Inference:
         logical = tuple(range(len(sizes)))
         place = {dim: dim for dim in logical}
         found = frozenset(name for name in images if name in self.axes)
-        num_channels = 0
+        order, num_channels = [*logical], 0
         if found:
             order, num_channels = self._channels_last(sorted(found))
+        elif self.aside and columns and sorted(columns) == order[-len(columns) :]:
+            order = self._as_it_is_read(columns)
+        if order != sorted(order):
             place |= {dim: at for at, dim in enumerate(order)}
             sizes = tuple(sizes[dim] for dim in order)
             logical = tuple(place[dim] for dim in logical)
@@ -201,26 +206,61 @@ class _Inference:
         orders = {
             n: dims for n, dims in own.items() if [*dims] != [d for d in logical if d in dims]
         }
-        space = Space(sizes, columns, len(sizes) - 1, varies, logical, found, orders)
+        every = [logical, *orders.values()]
+        taps = [node for node in self.nodes if node.op == "tap"]
+        inside = [node for node in taps if node.attrs["kind"] == "inside"]
+        parts = {
+            n.name: part_of(n.attrs["axes"], self._dims(n.name, place), sizes) for n in inside
+        }
+        space = Space(sizes, columns, len(sizes) - 1, varies, logical, found, orders, parts)
 
-        def is_one(at: int) -> bool:
+        def is_one(at: int, among: Sequence[Sequence[int]] = every) -> bool:
             """Whether each tensor is dense over the dimensions from one on, or has one value."""
             run = set(range(at, len(sizes)))
-            is_run = all(map(space.is_run, range(at + 1, len(sizes))))
+            behind = range(at + 1, len(sizes))
+            is_run = all(is_behind(order, dim) for order in among for dim in behind)
+            lies = [apart for _, apart in parts.values()]
+            is_run &= all(is_even(apart, sizes, dim) for apart in lies for dim in behind)
             return is_run and all(not run & dims or run <= dims for dims in tensors)
 
+        def tail_of(among: Sequence[Sequence[int]] = every) -> int:
+            tail = len(sizes) - 1
+            while (
+                tail and ((tail - 1) in columns) == (tail in columns) and is_one(tail - 1, among)
+            ):
+                tail -= 1
+            return tail
+
+        is_gathered = bool(columns) and not any(
+            node.name in orders for node in self.nodes if node.op in ("tap", "index", "scan")
+        )
         if not columns and num_channels:
             columns = frozenset(range(len(sizes) - num_channels, len(sizes)))
         elif not columns:
-            columns = _without_reductions(len(sizes), is_one)
-        tail = len(sizes) - 1
-        while tail > 0 and ((tail - 1) in columns) == (tail in columns) and is_one(tail - 1):
-            tail -= 1
+            # As many as are dense, or one number, in every tensor. Rows where there are any:
+            # another number of them is the same loop.
+            first = next((at for at in [*range(1, len(sizes)), 0] if is_one(at)), len(sizes) - 1)
+            columns = frozenset(range(first, len(sizes)))
+        tail = tail_of()
+        is_gathered &= tail in columns and space.count(columns) <= MOST_GATHERED
+        if is_gathered and space.count(range(tail, len(sizes))) < SHORT_TAIL:
+            tail = tail_of([logical])
         return replace(space, columns=columns, tail=tail)
 
     def _order(self, name: str, place: Mapping[int, int]) -> tuple[int, ...]:
         """Return the dimensions of a value in the order in which its own axes have them."""
-        return tuple(place[dim] for dims in self.axes[name] for dim in dims or ())
+        return tuple(itertools.chain(*self._dims(name, place)))
+
+    def _dims(self, name: str, place: Mapping[int, int]) -> list[list[int]]:
+        return [[place[dim] for dim in dims or ()] for dims in self.axes[name]]
+
+    def _as_it_is_read(self, columns: Collection[int]) -> list[int]:
+        """Return the dimensions with rows in the order of what is read: from page to page."""
+        read = (name for node in self.nodes for name in self._refs(node) if name in self.aside)
+        for name in read:
+            own = [dim for dims in self.axes[name] for dim in dims or ()]
+            return [*(dim for dim in own if dim not in columns), *sorted(columns)]
+        return [*range(len(self.ends) - 1)]
 
     def _channels_last(self, images: Sequence[str]) -> tuple[list[int], int]:
         """Return the dimensions as images lie, and how many of them the channels have."""
@@ -341,17 +381,6 @@ class _Inference:
             return False
         other[:] = found
         return True
-
-
-def _without_reductions(count: int, is_one: Callable[[int], bool]) -> frozenset[int]:
-    """Return columns over which every tensor is dense or has one value, of so many dimensions.
-
-    Rows where there are any: another number of them is the same loop.
-    """
-    for at in [*range(1, count), 0]:
-        if is_one(at):
-            return frozenset(range(at, count))
-    return frozenset({count - 1})
 
 
 def name_of(operand: Operand) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.space import Space
 
 __all__ = [
-    "counted", "inner_rows", "is_split", "is_split_by_blocks", "loaded", "offset", "row_dims",
-    "stored", "tail_stride",
+    "counted", "inner_rows", "is_split", "is_split_by_blocks", "lies_apart", "loaded", "offset",
+    "part_places", "row_dims", "stored", "tail_stride",
 ]  # fmt: skip
 
 # At most so many rows of; no power of 2, which many a module has at its own batch but not at the
@@ -43,6 +43,13 @@ def is_split_by_blocks(nest: Nest) -> bool:
         return False
     is_long = space.cols >= (SPLIT_COLUMNS if space.last else SPLIT_BATCH)
     return space.rows <= SPLIT_BLOCKS and is_long and bool(space.last or 0 in space.columns)
+
+
+def lies_apart(nest: Nest) -> bool:
+    """Whether permutations put elements of a row apart in memory, those of rows beside."""
+    space = nest.space
+    own = [name for name in nest.stored if name in space.orders and nest.is_dense(name)]
+    return not space.is_across and any(tail_stride(space, name) > 1 for name in own)
 
 
 def row_dims(space: Space) -> list[int]:
@@ -92,9 +99,21 @@ def offset(space: Space, name: str, dims: Sequence[int], number: str, divided: s
         if not is_first:
             text = f"({text}) % {size}" if inner > 1 else f"{number} % {size}"
         terms.append(
-            f"({text}) * {stride}" if stride > 1 else f"({text})" if " " in text else text
+            f"({text}) * {stride}" if stride != 1 else f"({text})" if " " in text else text
         )
     return " + ".join(terms)
+
+
+def part_places(nest: Nest, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Give a pointer to each part's first element by its name, and where that lies, as text.
+
+    Args:
+        nest: that reads them.
+        names: of values, as the language knows them.
+    """
+    for name, source in nest.parts.items():
+        first, _ = nest.space.parts[name]
+        yield f"{names[name]}_all", f"{names[source]}_all + {first}"
 
 
 def tail_stride(space: Space, name: str) -> int:

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from tuner.capture.nests.nest import Statement
 
-__all__ = ["about_mean"]
+__all__ = ["write_about_means"]
 
 Operand = str | float | bool  # of a statement: a value's name, or a number
 
 
-def about_mean(
+def write_about_means(
+    statements: Mapping[str, Statement],
+    order: list[str],
+    add: Callable[[str, str, tuple[Operand, ...]], None],
+) -> None:
+    """Write x * s + (b - m * s), as GroupNorm is recorded, as (x - m) * s + b.
+
+    Where the mean is far larger than what x differs from it, the first form has few right digits
+    left.
+
+    Args:
+        statements: by name.
+        order: of their names; `add` puts another one at its end.
+        add: a statement, of a name, an operation and operands.
+    """
+    for name in list(order):
+        for x, mean, scale, bias in islice(_about_mean(statements, name), 1):
+            at = order.index(name)
+            apart, scaled = f"{name}_apart", f"{name}_scaled"
+            add(apart, "sub", (x, mean))
+            add(scaled, "mul", (apart, scale))
+            add(name, "add", (scaled, bias))
+            order[at:] = [apart, scaled, *order[at:-3]]
+
+
+def _about_mean(
     statements: Mapping[str, Statement], name: str
 ) -> Iterator[tuple[str, Operand, str, str]]:
     """Give (x, m, s, b) for each way to read a value as x * s + (b - m * s)."""

@@ -180,6 +180,7 @@ class Nest:
         taps: values that are read from windows of an argument, by name.
         precision: of the arithmetic.
         indices: values that count the places over which they vary, in row-major order.
+        parts: values that are read where they lie in an argument, by name (`Space.parts`).
     """
 
     space: Space
@@ -192,6 +193,7 @@ class Nest:
     taps: Mapping[str, Tap] = field(default_factory=dict)
     precision: Precision = "float32"
     indices: tuple[str, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_wide(self) -> bool:
@@ -248,8 +250,12 @@ class Nest:
     @property
     def is_transposed(self) -> bool:
         """Whether some tensor lies channels last, and another one does not."""
-        names = [*(t.name for t in self.arguments), *(o.name for o in self.outputs), *self.taps]
-        return any(map(self.space.is_moved, names))
+        return any(map(self.space.is_moved, [*self.stored, *self.taps, *self.parts]))
+
+    @property
+    def stored(self) -> list[str]:
+        """The names of what lies in memory: what is read, and what is written."""
+        return [*(t.name for t in self.arguments), *(o.name for o in self.outputs)]
 
 
 def scale_text(reduction: Reduction, size: str, language: Language) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor, in_order
 from tuner.capture.nests.batch_numbers import as_float
@@ -16,7 +15,7 @@ from tuner.capture.nests.index_space import (
     refusal,
     space_of,
 )
-from tuner.capture.nests.means import about_mean
+from tuner.capture.nests.means import write_about_means
 from tuner.capture.nests.mixtures import refuse_inexact, refuse_mixtures, refuse_unread
 from tuner.capture.nests.nest import COLUMN, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.nests.operations import OPERATIONS, Kind, operation_of, simpler
@@ -78,7 +77,7 @@ class _Builder:
         self.flops = 0
         self.at: Node | None = None
         self.precision = computed_in(graph)
-        self.taps: dict[str, Tap] = {}
+        self.taps, self.parts = dict[str, Tap](), dict[str, str]()
         own = {n.name for n in nodes}
         refuse_mixtures(nodes, lambda name: real_name(graph, name))
         views = views_read(graph, nodes)
@@ -147,7 +146,7 @@ class _Builder:
         for node in self.nodes:
             self.at = node
             self._take(node)
-        self._about_means()
+        write_about_means(self.statements, self.order, self._add)
         outputs = []
         for name, dtype in self.wanted.items():
             if name not in own:
@@ -160,14 +159,15 @@ class _Builder:
                 self._spread(name)
             outputs.append(Output(name, dtype, count))
         space = replace(self.space, varies=self.varies)
-        for tap in self.taps.values():  # which is read as a whole
-            self.varies.setdefault(tap.source, self.space.columns)
+        sources = [tap.source for tap in self.taps.values()]
+        for source in (*sources, *self.parts.values()):  # which are read as a whole
+            self.varies.setdefault(source, self.space.columns)
         if self.reductions:
             self._require_order(space, outputs, is_apart=is_apart)
         before = self._of_rows(self._needed([o.name for o in outputs]), 0)
         return Nest(
             space, tuple(arguments), tuple(before), tuple(self._passes(outputs)), tuple(outputs),
-            self.flops, self.kinds, self.taps, self.precision, self.indices,
+            self.flops, self.kinds, self.taps, self.precision, self.indices, self.parts,
         )  # fmt: skip
 
     def _spread(self, name: str) -> None:
@@ -209,11 +209,7 @@ class _Builder:
             self._scan(node)
             return
         if node.op == "tap":
-            if not self.space.varies[node.name] & self.space.columns:  # loops read along columns
-                raise refusal(node, "what is the same in all columns is read from elsewhere")
-            source, is_last = real_name(self.graph, node.refs[0]), node.name in self.last
-            self.taps[node.name] = tap_of(self.graph, node, source, is_last=is_last)
-            self.levels[node.name] = 0
+            self._read(node)
             return
         if node.op == "cast" and node.dtype == "bool":
             self._add(node.name, "ne", (self._operand(node.args[0]), 0.0))
@@ -242,6 +238,16 @@ class _Builder:
         attrs = dict(zip(operation.attributes, constants, strict=False))
         self._add(node.name, op, operands, attrs)
         self.flops += operation.flop * math.prod(node.shape)
+
+    def _read(self, node: Node) -> None:
+        source, is_last = real_name(self.graph, node.refs[0]), node.name in self.last
+        self.levels[node.name] = 0
+        if node.name in self.space.parts:
+            self.parts[node.name] = source
+        elif not self.space.varies[node.name] & self.space.columns:  # loops read along columns
+            raise refusal(node, "what is the same in all columns is read from elsewhere")
+        else:
+            self.taps[node.name] = tap_of(self.graph, node, source, is_last=is_last)
 
     def _operand(self, operand: Operand) -> str | float | bool:
         if not isinstance(operand, Ref):
@@ -349,21 +355,6 @@ class _Builder:
         self.reductions[name] = reduction
         self.varies[name] = self.varies[source] - self.space.columns
         self.levels[name] = self.levels[source] + 1
-
-    def _about_means(self) -> None:
-        """Write x * s + (b - m * s), as GroupNorm is recorded, as (x - m) * s + b.
-
-        Where the mean is far larger than what x differs from it, the first form has few right
-        digits left.
-        """
-        for name in list(self.order):
-            for x, mean, scale, bias in islice(about_mean(self.statements, name), 1):
-                at = self.order.index(name)
-                apart, scaled = f"{name}_apart", f"{name}_scaled"
-                self._add(apart, "sub", (x, mean))
-                self._add(scaled, "mul", (apart, scale))
-                self._add(name, "add", (scaled, bias))
-                self.order[at:] = [apart, scaled, *self.order[at:-3]]
 
     # ---- passes -------------------------------------------------------------------------------
 

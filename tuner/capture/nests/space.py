@@ -5,6 +5,8 @@ memory, say where each of its elements lies.
 
     tail    the last dimensions, of one kind, over which each tensor is dense or does not vary:
             vectors run along them. Where the tail is of rows, reductions go across vectors.
+            Where few elements are dense in what permutations move, that is left out of account,
+            and is gathered by who reads along the tail (`is_even`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Space"]
+from pydantic import JsonValue
+
+__all__ = ["Space", "is_behind", "is_even", "part_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Space:
             that lie `last` or are in `orders`.
         last: values that lie channels last: in the order of the dimensions.
         orders: for each value that permutations move, its dimensions as they lie in memory.
+        parts: of values that are parts of others, where the first element lies in these, and how
+            far apart they lie along each dimension.
     """
 
     sizes: tuple[int, ...]
@@ -38,6 +44,7 @@ class Space:
     logical: tuple[int, ...]
     last: frozenset[str] = frozenset()
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
 
     @property
     def is_across(self) -> bool:
@@ -61,6 +68,9 @@ class Space:
 
     def order(self, name: str) -> list[int]:
         """Return the dimensions over which a value varies, as it lies in memory."""
+        if name in self.parts:
+            apart = self.strides(name)
+            return sorted(apart, key=lambda dim: -abs(apart[dim]))
         every = range(len(self.sizes)) if name in self.last else self.logical
         return [dim for dim in self.orders.get(name, every) if dim in self.varies[name]]
 
@@ -73,17 +83,58 @@ class Space:
         order = [dim for dim in self.order(name) if among is None or dim in among]
         return order != sorted(order)
 
+    def is_plain(self, name: str) -> bool:
+        """Whether a value's elements lie together, in the order of the dimensions."""
+        return name not in self.parts and not self.is_moved(name)
+
     def strides(self, name: str) -> dict[int, int]:
         """Return how far apart elements of a value lie along each of its dimensions."""
+        if name in self.parts:
+            return {d: n for d, n in self.parts[name][1].items() if d in self.varies[name]}
         found, step = {}, 1
         for dim in reversed(self.order(name)):
             found[dim] = step
             step *= self.sizes[dim]
         return found
 
+    def is_even(self, name: str) -> bool:
+        """Whether a value's elements lie evenly apart along the tail."""
+        apart = self.strides(name)
+        return all(is_even(apart, self.sizes, d) for d in range(self.tail + 1, len(self.sizes)))
+
     def count(self, dims: Iterable[int]) -> int:
         """Return the number of elements of a tensor that varies over these dimensions."""
         return math.prod(self.sizes[d] for d in dims)
+
+
+def part_of(
+    axes: JsonValue, dims: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> tuple[int, dict[int, int]]:
+    """Return where a part's first element lies in what it is a part of, and its strides there.
+
+    Args:
+        axes: the last ones, of each its size in the part and in the whole, the step and the first
+            place; what comes before them is all there.
+        dims: of the space, by axis.
+        sizes: of the dimensions.
+    """
+    assert isinstance(axes, list)
+    first, behind, apart = 0, 1, dict[int, int]()
+    every = [math.prod(sizes[dim] for dim in own) for own in dims]
+    ways = [[size, size, 1, 0] for size in every[: len(dims) - len(axes)]]
+    ways += [[int(str(number)) for number in way[:4]] for way in axes if isinstance(way, list)]
+    for own, (_, given, step, begin) in zip(reversed(dims), reversed(ways), strict=True):
+        inner = step * behind
+        for dim in reversed(own):
+            apart[dim] = inner
+            inner *= sizes[dim]
+        first, behind = first + begin * behind, behind * given
+    return first, apart
+
+
+def is_even(apart: Mapping[int, int], sizes: Sequence[int], dim: int) -> bool:
+    """Whether elements at strides lie evenly apart along a dimension and the one before it."""
+    return apart.get(dim - 1, 0) == apart.get(dim, 0) * sizes[dim]
 
 
 def is_behind(order: Sequence[int], dim: int) -> bool:

@@ -28,7 +28,7 @@ __all__ = [
 
 _POOLS = ("max", "avg")
 # What lies beyond the edges.
-_FILLS = {"max": -math.inf, "avg": 0.0, "zeros": 0.0, "ones": 1.0, "nowhere": -1.0}
+_FILLS = {"max": -math.inf, "avg": 0.0, "zeros": 0.0, "inside": 0.0, "ones": 1.0, "nowhere": -1.0}
 
 
 def with_windows(graph: Graph) -> Graph:

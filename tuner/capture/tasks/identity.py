@@ -70,6 +70,8 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
     def needs(name: str) -> Sequence[str]:
         if name in nest.taps:
             return [nest.taps[name].source]
+        if name in nest.parts:
+            return [nest.parts[name]]
         return steps[name][1].refs if name in steps else ()
 
     for name in in_order([output.name for output in nest.outputs], needs):
@@ -78,6 +80,10 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
         line: list[object]
         if name in nest.taps:
             line = ["tap", numbers[nest.taps[name].source], *_tap(nest.taps[name], has_sizes)]
+        elif name in nest.parts:
+            first, apart = nest.space.parts[name]
+            places = [first, *(apart.get(run[0], 0) for run in dims)] if has_sizes else []
+            line = ["part", numbers[nest.parts[name]], *places]
         elif name in steps:
             line = _step_line(*steps[name], numbers, has_sizes)
         elif name in given:
@@ -99,7 +105,7 @@ def _merged(nest: Nest) -> list[list[int]]:
     """
     space = nest.space
     kinds = [set(space.columns), *map(set, space.varies.values())]
-    if nest.taps:  # whose axes are dimensions by themselves
+    if nest.taps or nest.parts:  # whose axes are dimensions by themselves
         return [[dim] for dim in range(len(space.sizes))]
     runs: list[list[int]] = []
     for dim in range(len(space.sizes)):

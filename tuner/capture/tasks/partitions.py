@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from tuner.capture.graph.graph import Graph, num_bytes_of
+from tuner.capture.graph.graph import Graph, Tensor, num_bytes_of
 from tuner.capture.nests.index_space import NotOneNest
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.paired_sweeps import paired_sweeps
@@ -65,8 +65,19 @@ def traffic_bytes(graph: Graph, stages: Stages) -> int:
         sizes = (written.get(name) or graph.value(name).num_bytes for name in call.reads)
         total += sum(sizes)
     for nest in stages.nests:
-        total += _num_sweeps(nest) * sum(tensor.num_bytes for tensor in nest.arguments)
+        total += _num_sweeps(nest) * sum(_num_read(nest, tensor) for tensor in nest.arguments)
     return total
+
+
+def _num_read(nest: Nest, tensor: Tensor) -> int:
+    """Return how many bytes of a tensor a nest reads: of parts alone, theirs."""
+    parts = [name for name, source in nest.parts.items() if source == tensor.name]
+    read = {name for statement in nest.statements for name in statement.refs}
+    read |= {r.value for r in nest.reductions} | {tap.source for tap in nest.taps.values()}
+    if not parts or tensor.name in read:
+        return tensor.num_bytes
+    count = sum(nest.space.count(nest.space.varies[name]) for name in parts)
+    return min(tensor.num_bytes, count * num_bytes_of(tensor.dtype))
 
 
 def _num_sweeps(nest: Nest) -> int:

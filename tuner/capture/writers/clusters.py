@@ -83,7 +83,7 @@ def refusal_of_clusters(stages: Stages) -> str:
         return "it is more than one nest"
     (nest,) = stages.nests
     space = nest.space
-    if nest.scans or nest.taps or nest.is_wide:
+    if nest.scans or nest.taps or nest.parts or nest.is_wide:
         return "it has scans, windows or float64"
     if not nest.reductions or any(r.is_index for r in nest.reductions):
         return "it reduces nothing, or to the numbers of columns"

@@ -13,6 +13,7 @@ from tuner.capture.nests.indexing import (
     is_split,
     loaded,
     offset,
+    part_places,
     row_dims,
     stored,
     tail_stride,
@@ -96,11 +97,13 @@ class RowWriter:
         self.kept = _kept_values(nest)
         self.rows = row_dims(self.space)
         self.segments = [d for d in sorted(self.space.columns) if d < self.space.tail]
-        self.given = {t.name for t in nest.arguments}
+        self.given = {*(t.name for t in nest.arguments), *nest.parts}
 
     def lines(self) -> Iterator[str]:
         """Write the function."""
         yield from signature(self.nest, self.function, self.names)
+        for name, place in part_places(self.nest, self.names):
+            yield f"  const auto* const {name} = {place};"
         yield from self._split_rows() if self.is_split else self._own_rows()
         yield "  return nullptr;"
         yield "}"
@@ -198,10 +201,10 @@ class RowWriter:
         return offset(self.space, name, self.rows, "i") or "0"
 
     def _begin(self) -> Iterator[str]:
-        for tensor in self.nest.arguments:
-            if not self.nest.is_inner(tensor.name):
-                name = self.names[tensor.name]
-                value = f"rows_of::as_float({name}_all[{self._at(tensor.name)}])"
+        for given in (*(t.name for t in self.nest.arguments), *self.nest.parts):
+            if not self.nest.is_inner(given):
+                name = self.names[given]
+                value = f"rows_of::as_float({name}_all[{self._at(given)}])"
                 yield f"const simd::Floats {name} = math::splat({value});"
                 yield f"(void){name};"
         for index in self.nest.indices:
@@ -348,8 +351,8 @@ class RowWriter:
     def _segment_at(self, name: str) -> str:
         terms = [offset(self.space, name, self.rows, "i")]
         terms.append(offset(self.space, name, self.segments, "s") if self.segments else "")
-        is_moved = self.space.is_moved(name)
-        if not self.segments and self.nest.is_whole(name) and terms[0] and not is_moved:
+        is_plain = self.nest.is_whole(name) and self.space.is_plain(name)
+        if not self.segments and is_plain and terms[0]:
             terms[0] = "i * cols"
         return " + ".join(t for t in terms if t) or "0"
 

@@ -41,7 +41,9 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
     later_reads = {n for t in later if isinstance(t, Nest) for n in (a.name for a in t.arguments)}
     later_reads |= {n for t in later if isinstance(t, Call) for n in t.reads}
     (output, *others), num = nest.outputs, math.prod(call.shape)
-    is_one = not (others or nest.reductions or nest.scans or nest.taps or len(nest.passes) > 1)
+    is_one = not (
+        others or nest.reductions or nest.scans or nest.taps or nest.parts or len(nest.passes) > 1
+    )
     is_plain = not (nest.is_wide or nest.is_transposed or nest.space.last)
     if call.name in later_reads or not is_one or not is_plain or output.dtype != "float32":
         return None

@@ -43,11 +43,12 @@ def moments_behind(stages: Stages, call: Call) -> Nest | None:
     nest = behind[0]
     pair = _pair(nest)
     # The nest's kernels are those that put parts together, over all of a column in one piece.
-    if pair is None or not is_split_by_blocks(nest) or nest.passes[0].writes or nest.space.last:
+    is_moved = nest.space.last or nest.space.orders
+    if pair is None or not is_split_by_blocks(nest) or nest.passes[0].writes or is_moved:
         return None
     sizes, columns = nest.space.sizes, call.shape[-1]
     is_whole = math.prod(sizes) == math.prod(call.shape) and math.prod(sizes[1:]) == columns
-    if not is_whole or nest.space.columns != frozenset({0}) or nest.taps:
+    if not is_whole or nest.space.columns != frozenset({0}) or nest.taps or nest.parts:
         return None
     statements = _statements(nest, pair)
     read = {o for s in statements for o in s.refs} | {pair.first.value}

@@ -16,7 +16,7 @@ from tuner.capture.tasks.library import Call
 from tuner.capture.tasks.stages import Stages
 from tuner.capture.writers.loops import RowWriter, parameters_of
 from tuner.capture.writers.loops_across import AcrossWriter
-from tuner.capture.writers.loops_tiled import TileWriter, turned_values
+from tuner.capture.writers.loops_tiled import TileWriter, turned_values, uneven_values
 
 __all__ = [
     "Part", "arguments_of", "between_of", "call_step", "cpp_template", "function_of",
@@ -142,7 +142,8 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
         rows, cols = str(nest.space.rows), str(nest.space.cols)
         arguments = ", ".join([*arguments_of(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
-        writer = TileWriter if turned_values(nest) else RowWriter
+        is_tiled = turned_values(nest) or uneven_values(nest)
+        writer = TileWriter if is_tiled else RowWriter
         lines = (AcrossWriter if nest.space.is_across else writer)(nest, function, names).lines()
         texts.append(renamed("\n".join(lines) + "\n", suffixes.get(nest.name, "")))
         for output in nest.outputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.capture.graph.graph import num_bytes_of
-from tuner.capture.nests.indexing import is_split
+from tuner.capture.nests.indexing import is_split, lies_apart
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.precision import HALVES
 
@@ -87,6 +87,8 @@ def chosen(nest: Nest) -> Blocks:
         return Blocks(32, 32, 4) if nest.space.is_across else Blocks(1, 1024, 4)
     if is_split(nest):
         return Blocks(1, 1024, 4)
+    if lies_apart(nest):
+        return Blocks(32, 64, 4)
     lanes = "block_rows * block // 512" if len(dense) <= 4 else "block_rows * block // 256"
     warps, registers = f"max(4, {lanes})", None if len(dense) <= 4 else 64
     if nest.space.is_across:
@@ -101,7 +103,7 @@ def chosen(nest: Nest) -> Blocks:
 def with_sums_of(nest: Nest) -> Blocks:
     """Return the blocks of a nest whose programs keep sums of its rows: 4 values a lane."""
     columns = power_of_2(nest.space.cols)
-    rows = max(1, 1024 // columns)
+    rows = max(8 if lies_apart(nest) else 1, 1024 // columns)  # 8: 32 bytes of memory
     warps = min(32, max(4, rows * columns // 128))
     return Blocks(rows, columns, warps, _stages(nest, rows * columns), max_registers=64)
 

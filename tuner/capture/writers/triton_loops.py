@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from tuner.capture.nests.indexing import inner_rows, offset, row_dims
+from tuner.capture.nests.indexing import inner_rows, offset, part_places, row_dims
 from tuner.capture.nests.nest import COLUMN, Nest, Pass, Reduction, Statement, emitted
 from tuner.capture.nests.operations import converted, emit
 from tuner.capture.nests.paired_sweeps import SweepPair, paired_sweeps
@@ -62,7 +62,7 @@ class Writer:
         self.inner_rows = inner_rows(self.space) if nest.is_transposed else self.rows
         self.outer_rows = self.rows[: len(self.rows) - len(self.inner_rows)]
         self.num_inner = math.prod(self.space.sizes[d] for d in self.inner_rows)
-        self.given = {t.name for t in nest.arguments}
+        self.given = {*(t.name for t in nest.arguments), *nest.parts}
         self.inputs = [names[t.name] for t in nest.arguments]
         self.outputs = [names[o.name] for o in nest.outputs]
         self.pairs = paired_sweeps(nest)
@@ -223,10 +223,12 @@ class Writer:
         else:
             yield f"    row_ids = ({program} * ROWS + tl.arange(0, ROWS)).to(tl.int64)"
             yield "    is_row = row_ids < num_rows"
-        for tensor in self.nest.arguments:
-            if self.nest.is_inner(tensor.name):
+        for part, place in part_places(self.nest, self.names):
+            yield f"    {part} = {place}"
+        for given in (*(t.name for t in self.nest.arguments), *self.nest.parts):
+            if self.nest.is_inner(given):
                 continue
-            name, at = self.names[tensor.name], self._row_at(tensor.name, "row_ids")
+            name, at = self.names[given], self._row_at(given, "row_ids")
             if at:
                 value = f"tl.load({name}_all + {at}, mask=is_row, other=0)"
             else:
@@ -250,17 +252,17 @@ class Writer:
             terms[1] = f"0 * {inner}"
         return " + ".join(t for t in terms if t)
 
-    def _row_blocks(self, size: str) -> str:
+    def _row_blocks(self, size: str, rows: str = "rows", ceil_div: str = "ceil_div") -> str:
         """Write how many blocks of so many rows there are."""
         if not self.outer_rows:
-            return f"ceil_div(rows, {size})"
-        return f"rows // {self.num_inner} * ceil_div({self.num_inner}, {size})"
+            return f"{ceil_div}({rows}, {size})"
+        return f"{rows} // {self.num_inner} * {ceil_div}({self.num_inner}, {size})"
 
     def _at(self, name: str) -> str:
         """Return where a block of a value lies."""
         terms = [self._row_at(name, "row_ids[:, None]")]
         # A row may have more than 2^31 elements between its first and its last one.
-        is_narrow = self._is_narrow() and not self.space.is_moved(name)
+        is_narrow = self._is_narrow() and self.space.is_plain(name)
         wide = "col_ids" if is_narrow else "col_ids.to(tl.int64)"
         terms.append(offset(self.space, name, self.columns, wide, "//"))
         if self.nest.is_whole(name) and self.rows and is_narrow:

@@ -1,13 +1,14 @@
 """Parameters of Triton kernels: which blocks are worth trying, what to begin with, what must hold.
 
-Where images lie channels last, blocks of pixels and channels have parameters of their own.
+Where images lie channels last, or a permutation turns what is read, blocks of pixels and channels
+have parameters of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.nests.indexing import is_split, is_split_by_blocks
+from tuner.capture.nests.indexing import is_split, is_split_by_blocks, lies_apart
 from tuner.capture.nests.nest import Nest
 from tuner.capture.writers.triton_blocks import is_split_across, power_of_2
 
@@ -56,7 +57,8 @@ def blocks_of(nest: Nest) -> dict[str, list[int]]:
 def is_tiled(nest: Nest) -> bool:
     """Whether blocks have several rows and several columns: of pixels and of channels."""
     is_short = nest.space.cols <= MOST_CHANNELS
-    return bool(nest.space.last) and (nest.is_transposed or nest.space.is_across or is_short)
+    is_of_images = nest.is_transposed or nest.space.is_across or is_short
+    return (bool(nest.space.last) and is_of_images) or lies_apart(nest)
 
 
 def takes_blocks_of(nest: Nest, others: Sequence[Nest]) -> bool:

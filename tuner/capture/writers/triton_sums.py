@@ -116,7 +116,8 @@ class SumsWriter(Writer):
             yield f"    {self.names[reduction.name]}_part = tl.zeros([ROWS, COLUMNS], tl.float32)"
         yield "    pieces = tl.num_programs(0)"
         yield "    for block in tl.range("
-        yield "        tl.program_id(0), tl.cdiv(num_rows, ROWS), pieces,"
+        blocks = self._row_blocks("ROWS", "num_rows", "tl.cdiv")
+        yield f"        tl.program_id(0), {blocks}, pieces,"
         yield f"        num_stages={self.blocks.stages},"
         yield "    ):"
         yield from (f"    {line}" for line in self._begin("block"))
