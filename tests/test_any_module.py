@@ -431,7 +431,7 @@ def loops_of(name: str, folder: Path, text: str = "", **params):
     _, made = derive(folder, name, text or text_of(name))
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest", **params}, FACTS)
-    return bind(candidate.plan, "cpp", compiled(candidate))
+    return bind(candidate.plan, "cpp", compiled(candidate, level=FEW_PASSES))
 
 
 @pytest.mark.parametrize("name", ["long_softmax", "long_rows", "long_mean", "mse"])

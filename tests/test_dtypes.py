@@ -420,7 +420,7 @@ def test_dtypes_are_declared_from_the_graph_to_the_export(tmp_path):
     assert (outline.read_bytes, outline.written_bytes) == (2 * 3800, 2 * 3700)
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest"}, FACTS)
-    operator = bind(candidate.plan, "cpp", compiled(candidate))
+    operator = bind(candidate.plan, "cpp", compiled(candidate, level=FEW_PASSES))
     x, weight = torch.randn(3700).bfloat16(), torch.ones(100).bfloat16()
     (y,) = operator(*((x, weight) if op["arguments"][0]["name"] == "x" else (weight, x)))
     assert y.dtype == torch.bfloat16

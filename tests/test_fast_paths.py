@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cpu_machine import FACTS, GPP, compiled
+from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 
 from tuner.capture.graph.fast_paths import fast_paths
 from tuner.errors import InputError
@@ -82,7 +82,7 @@ def test_kernels_of_training_mode_leave_eval_mode_to_the_module(tmp_path, monkey
     problem, made = load_problem(path), derive_operator(path)
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest"}, FACTS)
-    operator = bind(candidate.plan, "cpp", compiled(candidate))
+    operator = bind(candidate.plan, "cpp", compiled(candidate, level=FEW_PASSES))
     calls = []
     module = module_of(family.model_new)
     module |= {**fused(operator), "fused_op": lambda *args: calls.append(args) or operator(*args)}

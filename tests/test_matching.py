@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import tune
-from cpu_machine import FACTS, GPP, compiled
+from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.families import Matched, match_of
@@ -151,7 +151,7 @@ def test_what_a_familys_reference_is_runs_by_its_templates(name, tmp_path):
     assert {*found.absent, *found.unused} == absent
     family = load_family(op)
     candidate = family.render({"template": "cpu"}, FACTS)
-    operator = bind(candidate.plan, "cpp", compiled(candidate))
+    operator = bind(candidate.plan, "cpp", compiled(candidate, level=FEW_PASSES))
     module = module_of(module_around(tmp_path, text, family, found))
     calls = []
 

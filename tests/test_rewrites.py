@@ -10,7 +10,7 @@ import graph_interpreter
 import pytest
 import torch
 from command_line import tune
-from cpu_machine import FACTS, GPP, compiled
+from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 from test_any_module import answers, assert_as_exact, in_float64
 from test_capture import HEAD, model_text
 
@@ -284,7 +284,7 @@ def compiled_module(problem: Problem, after: Graph, folder: Path) -> tuple[dict,
     made = derived(Captured(after), module.read_text(), "both", settings, False, folder / "made")
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest"}, FACTS)
-    operator = bind(candidate.plan, "cpp", compiled(candidate))
+    operator = bind(candidate.plan, "cpp", compiled(candidate, level=FEW_PASSES))
     calls = []
 
     def counted(*args):

@@ -28,6 +28,7 @@ WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
 # Of these a Linear of 4 GB took on an H200, for gradients of several calls.
 SEEN_STATE_BYTES = 90
 FIXED_BYTES = 24  # for each call and number of an input that does not grow with the rows
+SHARE_OF_FREE = 1 / 4  # of a host's memory, of which no other tuner takes a part
 SHARE_OF_ONE, LITTLE_OF_ONE = 1 / 5, 1 / 20  # of the memory, beside which others have room
 # A few questions say what larger ones take, and these a fourth more; a pair of processes keeps
 # what it does not use beside that.
@@ -133,7 +134,7 @@ class Needs:
         rows = self.extent.num_rows
         if self.total_bytes and not self.extent.is_fixed:
             rows = min(FEW_ROWS, rows or FEW_ROWS)
-        room = SHARE_OF_ONE * (self.total_bytes or free_bytes)
+        room = SHARE_OF_ONE * self.total_bytes or SHARE_OF_FREE * free_bytes
         needed = self._rows_bytes(rows or 1) + STATE_BYTES * self.num_state
         return most if needed + FIXED_BYTES * self.extent.fixed_elements <= room else 1
 

@@ -27,8 +27,10 @@ __all__ = ["Racer"]
 
 # Of samples from one process before the next one's turn; a GPU's scatter by a few in a thousand.
 BURST_S, GPU_BURST_S = 0.05, 0.03
-MIN_ROUNDS = 8  # turns of each process
-FEW_ROUNDS = 4  # of each process, at least, on other data
+# Turns of each process, at least; further ones of slow calls say little, since processes differ by
+# more than their turns do.
+MIN_ROUNDS = 5
+FEW_ROUNDS = 3  # on other data
 MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
 FEW_WARM_UPS = 2  # of processes that have raced before

@@ -18,12 +18,14 @@ __all__ = [
 # times, in float64; a CPU takes some 10 ns for each, and products count as what they take there.
 MOST_ELEMENTS = {"gpu": 2**29, "cpu": 2**27}  # of what is asked again and again at full size
 HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batches
-REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**21}  # of what is asked at a smaller batch
+REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**20}  # of what is asked at a smaller batch
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
 HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
-# Such a row fills a GPU by itself: a kernel computes several of them one after the other, which
-# two or three show as well. Larger batches of them are asked as given, and timed calls are judged.
-HUGE_ELEMENTS, HUGE_ROWS, FEW_HUGE = 2**23, (2, 3), 4
+# Such a row keeps a device busy by itself: a kernel computes several of them one after the other,
+# which two or three show as well. Larger batches of them are asked as given, and timed calls are
+# judged.
+HUGE_ELEMENTS = {"gpu": 2**23, "cpu": 2**20}
+HUGE_ROWS, FEW_HUGE = (2, 3), 4
 # Gradients are asked at one number of rows of each.
 GRADED_ROWS = ((3, 4), (5, 6, 7), range(9, 16), range(17, 24), range(25, 32), range(33, 64))
 # Rows in whole tiles, above which a backward may leave out a few.
@@ -54,7 +56,7 @@ class Extent:
     @property
     def is_of_huge_rows(self) -> bool:
         """Whether each row takes a device's whole time by itself."""
-        return self.row_elements > HUGE_ELEMENTS
+        return self.row_elements > HUGE_ELEMENTS[self.device]
 
     @property
     def few_rows(self) -> int:
