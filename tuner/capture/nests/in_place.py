@@ -17,7 +17,7 @@ from itertools import accumulate
 from pydantic import JsonValue
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, free_name
-from tuner.capture.nests.index_space import OVER_COLUMNS, SAME_ORDER
+from tuner.capture.nests.index_space import OVER_COLUMNS, REDUCTIONS, SAME_ORDER
 from tuner.capture.nests.nest import Axis
 from tuner.capture.nests.operations import OPERATIONS, operation_of
 from tuner.capture.nests.precision import FLOATS
@@ -33,6 +33,8 @@ MOST_PARTS = 4  # that are joined: each is computed for all elements
 _NEAREST = {f"aten.upsample_nearest{n}d" for n in (1, 2, 3)}
 _EXACT = (1, 2, 4, 8)  # times as large: of others PyTorch rounds where an element comes from
 _MOVES = {"slice", "cat", "pad", "flip", *_NEAREST}
+_OF_NESTS = {*OPERATIONS, "cast", "permuted"}
+_OF_ANY = _OF_NESTS | REDUCTIONS
 _CHEAP = {"neg", "abs", "add", "sub", "mul", "maximum", "minimum", "relu", "where"}
 
 
@@ -43,7 +45,7 @@ def with_parts_in_place(graph: Graph) -> Graph:
         graph: of the module, before ranges are indices.
     """
     results = {*graph.outputs, *graph.buffer_updates.values()}
-    calm = {node.name for node in graph.nodes if _is_of_nests(graph, node.name, results)}
+    calm = {node.name for node in graph.nodes if _is_of_nests(graph, node, node.name, results)}
     taken = {t.name for t in graph.given} | {n.name for n in graph.nodes}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -54,15 +56,19 @@ def with_parts_in_place(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _is_of_nests(graph: Graph, name: str, results: Collection[str]) -> bool:
-    """Whether only work of nests reads a value, as it is or seen in another way."""
+def _is_of_nests(graph: Graph, node: Node, name: str, results: Collection[str]) -> bool:
+    """Whether only work of nests reads a value, as it is or seen in another way.
+
+    What a norm or a reduction reads is read more than once: of what `node` moves slices alone, of
+    which that is as quick as of what they are of.
+    """
     if name in results:
         return False
     for user in graph.users[name]:
         if user.op in SAME_ORDER or user.op in _MOVES:
-            if not _is_of_nests(graph, user.name, results):
+            if not _is_of_nests(graph, node, user.name, results):
                 return False
-        elif user.op not in OPERATIONS and user.op not in ("cast", "permuted"):
+        elif user.op not in (_OF_ANY if node.op == "slice" else _OF_NESTS):
             return False
     return bool(graph.users[name])
 

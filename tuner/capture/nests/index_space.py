@@ -11,10 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import replace
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
-from tuner.capture.nests.space import Space, is_behind, is_even, part_of
+from tuner.capture.nests.space import Space, part_of, with_loops
 from tuner.errors import InputError
 
 __all__ = [
@@ -26,8 +25,6 @@ REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
 OVER_COLUMNS = REDUCTIONS | {"scan"}
 ALIASES = {"view", "permute", "expand", "slice"}  # of a tensor, without a copy of it
 SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
-SHORT_TAIL = 16  # fewer elements are no vector: a row of what permutations move is gathered first
-MOST_GATHERED = 8191  # of a row: 32 KB; longer ones may be split between threads
 Axes = list[tuple[int, ...] | None]  # of each axis its dimensions, None where that is not known
 
 
@@ -201,51 +198,18 @@ class _Inference:
             logical = tuple(place[dim] for dim in logical)
             columns = frozenset(place[dim] for dim in columns)
             varies = {n: frozenset(place[dim] for dim in dims) for n, dims in varies.items()}
-        tensors = {frozenset(range(len(sizes)))} | set(varies.values())
         own = {n: self._order(n, place) for n in self.axes if self.permuted and n not in found}
         orders = {
             n: dims for n, dims in own.items() if [*dims] != [d for d in logical if d in dims]
         }
-        every = [logical, *orders.values()]
-        taps = [node for node in self.nodes if node.op == "tap"]
-        inside = [node for node in taps if node.attrs["kind"] == "inside"]
+        inside = [n for n in self.nodes if n.op == "tap" and n.attrs["kind"] == "inside"]
         parts = {
             n.name: part_of(n.attrs["axes"], self._dims(n.name, place), sizes) for n in inside
         }
         space = Space(sizes, columns, len(sizes) - 1, varies, logical, found, orders, parts)
-
-        def is_one(at: int, among: Sequence[Sequence[int]] = every) -> bool:
-            """Whether each tensor is dense over the dimensions from one on, or has one value."""
-            run = set(range(at, len(sizes)))
-            behind = range(at + 1, len(sizes))
-            is_run = all(is_behind(order, dim) for order in among for dim in behind)
-            lies = [apart for _, apart in parts.values()]
-            is_run &= all(is_even(apart, sizes, dim) for apart in lies for dim in behind)
-            return is_run and all(not run & dims or run <= dims for dims in tensors)
-
-        def tail_of(among: Sequence[Sequence[int]] = every) -> int:
-            tail = len(sizes) - 1
-            while (
-                tail and ((tail - 1) in columns) == (tail in columns) and is_one(tail - 1, among)
-            ):
-                tail -= 1
-            return tail
-
-        is_gathered = bool(columns) and not any(
-            node.name in orders for node in self.nodes if node.op in ("tap", "index", "scan")
-        )
-        if not columns and num_channels:
-            columns = frozenset(range(len(sizes) - num_channels, len(sizes)))
-        elif not columns:
-            # As many as are dense, or one number, in every tensor. Rows where there are any:
-            # another number of them is the same loop.
-            first = next((at for at in [*range(1, len(sizes)), 0] if is_one(at)), len(sizes) - 1)
-            columns = frozenset(range(first, len(sizes)))
-        tail = tail_of()
-        is_gathered &= tail in columns and space.count(columns) <= MOST_GATHERED
-        if is_gathered and space.count(range(tail, len(sizes))) < SHORT_TAIL:
-            tail = tail_of([logical])
-        return replace(space, columns=columns, tail=tail)
+        counted = {node.name for node in self.nodes if node.op in ("tap", "index", "scan")}
+        can_gather = bool(columns) and counted.isdisjoint(orders)
+        return with_loops(space, num_channels, can_gather=can_gather)
 
     def _order(self, name: str, place: Mapping[int, int]) -> tuple[int, ...]:
         """Return the dimensions of a value in the order in which its own axes have them."""

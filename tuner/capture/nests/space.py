@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-__all__ = ["Space", "is_behind", "is_even", "part_of"]
+__all__ = ["Space", "part_of", "with_loops"]
+
+SHORT_TAIL = 16  # fewer elements are no vector: a row of what permutations move is gathered first
+MOST_GATHERED = 8191  # of a row: 32 KB; longer ones may be split between threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Space:
 
     def is_run(self, dim: int) -> bool:
         """Whether a dimension is right behind the one before it in the memory of all values."""
-        return all(is_behind(order, dim) for order in (self.logical, *self.orders.values()))
+        return all(_is_behind(order, dim) for order in (self.logical, *self.orders.values()))
 
     def is_moved(self, name: str, among: Container[int] | None = None) -> bool:
         """Whether a value lies in another order of memory than the dimensions, or some of them."""
@@ -100,11 +103,53 @@ class Space:
     def is_even(self, name: str) -> bool:
         """Whether a value's elements lie evenly apart along the tail."""
         apart = self.strides(name)
-        return all(is_even(apart, self.sizes, d) for d in range(self.tail + 1, len(self.sizes)))
+        return all(_is_even(apart, self.sizes, d) for d in range(self.tail + 1, len(self.sizes)))
 
     def count(self, dims: Iterable[int]) -> int:
         """Return the number of elements of a tensor that varies over these dimensions."""
         return math.prod(self.sizes[d] for d in dims)
+
+
+def with_loops(space: Space, num_channels: int, *, can_gather: bool) -> Space:
+    """Return a space with columns where nothing is reduced, and the tail.
+
+    Args:
+        space: with the columns that are reduced, or none.
+        num_channels: how many dimensions are channels, of images that lie channels last.
+        can_gather: whether what permutations move may be gathered along a tail.
+    """
+    count = len(space.sizes)
+    if not space.columns:
+        # As many as are dense, or one number, in every tensor. Rows where there are any: another
+        # number of them is the same loop.
+        every = [*range(1, count), 0]
+        dense = next((at for at in every if _is_dense(space, at)), count - 1)
+        first = count - num_channels if num_channels else dense
+        space = replace(space, columns=frozenset(range(first, count)))
+    tail = _tail(space)
+    can_gather &= tail in space.columns and space.cols <= MOST_GATHERED
+    if can_gather and space.count(range(tail, count)) < SHORT_TAIL:
+        tail = _tail(replace(space, orders={}))
+    return replace(space, tail=tail)
+
+
+def _tail(space: Space) -> int:
+    """Return the first of the last dimensions, of one kind, that are dense in every tensor."""
+    tail, columns = len(space.sizes) - 1, space.columns
+    while tail and ((tail - 1) in columns) == (tail in columns) and _is_dense(space, tail - 1):
+        tail -= 1
+    return tail
+
+
+def _is_dense(space: Space, at: int) -> bool:
+    """Whether each tensor is dense over the dimensions from one on, or has one value."""
+    run, behind = {*range(at, len(space.sizes))}, range(at + 1, len(space.sizes))
+    lies = [apart for _, apart in space.parts.values()]
+    is_run = all(map(space.is_run, behind)) and all(
+        _is_even(apart, space.sizes, dim) for apart in lies for dim in behind
+    )
+    every = {frozenset(range(len(space.sizes))), *space.varies.values()}
+    return is_run and all(not run & dims or run <= dims for dims in every)
 
 
 def part_of(
@@ -132,12 +177,12 @@ def part_of(
     return first, apart
 
 
-def is_even(apart: Mapping[int, int], sizes: Sequence[int], dim: int) -> bool:
+def _is_even(apart: Mapping[int, int], sizes: Sequence[int], dim: int) -> bool:
     """Whether elements at strides lie evenly apart along a dimension and the one before it."""
     return apart.get(dim - 1, 0) == apart.get(dim, 0) * sizes[dim]
 
 
-def is_behind(order: Sequence[int], dim: int) -> bool:
+def _is_behind(order: Sequence[int], dim: int) -> bool:
     """Whether a dimension is right behind the one before it, where a value varies over both."""
     if dim not in order or dim - 1 not in order:
         return True
