@@ -45,6 +45,11 @@ MODULES: dict[str, tuple[str, str, str]] = {
         "self.n = nn.BatchNorm2d(20)",
         "torch.randn(3, 3, 5, 7)",
     ),
+    # What is the same in each line of an image: its rows lie beside each other in none.
+    "lines": (
+        "torch.relu(self.c(x)) * y + x", "self.c = nn.Conv2d(24, 24, 3, padding=1)",
+        "torch.randn(5, 24, 9, 20), torch.randn(24, 1, 20)",
+    ),
     # What stands before windows that do not overlap is computed in them.
     "windows": (
         f"{F}.max_pool2d(torch.tanh(self.n({F}.silu(self.c(x)))), 2) + 1.0",
@@ -64,6 +69,16 @@ MODULES: dict[str, tuple[str, str, str]] = {
         "torch.cat((x[:, ::2], y * 2.0, x[:, 1::2]), 1).tanh() + z", "pass",
         "torch.randn(3, 6, 5, 7), torch.randn(3, 4, 5, 7), torch.randn(3, 10, 5, 7)",
     ),
+    # Permuted: heads of attention, and images cut into patches.
+    "heads": (
+        "(lambda q, k, v: q * k.sigmoid() + v)"
+        "(*x.view(x.shape[0], 6, 3, 2, 20).permute(2, 0, 3, 1, 4))", "pass",
+        "torch.randn(3, 6, 120)",
+    ),
+    "patches": (
+        f"{F}.layer_norm(x.view(x.shape[0], 3, 2, 4, 3, 5).permute(0, 2, 4, 3, 5, 1)"
+        ".reshape(-1, 6, 60), (60,)) + y", "pass", "torch.randn(3, 3, 8, 15), torch.randn(6, 60)",
+    ),
     "neighbours": (
         "((x[:, 1:] - x[:, :-1]).abs().mean(1), x[:, 2, None] * x[:, 5:9])", "pass",
         "torch.randn(6, 131)",
@@ -74,7 +89,8 @@ TRIED = [
     ("groups", "channels_last"), ("pools", "channels_last"), ("batches", "channels_last"),
     ("windows", "recomputed"), ("windows", "channels_last_recomputed"), ("groups", "apart"),
     ("gated", "in_place"), ("turned", "in_place"), ("joined", "in_place"),
-    ("neighbours", "in_place"),
+    ("neighbours", "in_place"), ("heads", "in_place"), ("patches", "in_place"),
+    ("lines", "channels_last"),
 ]  # fmt: skip
 
 

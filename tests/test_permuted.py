@@ -53,6 +53,10 @@ FORMS: dict[str, tuple[str, str, str]] = {
         "torch.softmax(x, -1).transpose(1, 2) * y", "",
         "torch.randn(37, 9, 21), torch.randn(21, 1)",
     ),
+    "the same in some rows": (
+        "((x * y + y).flip(3).permute(0, 3, 1, 2) * z + z)[:, 1:] + 1.0", "",
+        "torch.randn(37, 4, 8, 20), torch.randn(8, 20), torch.randn(20, 1, 8)",
+    ),
     "beside itself": ("(x + x.transpose(1, 2)).exp()", "", "torch.randn(37, 19, 19)"),
     "means the other way": ("x.transpose(1, 2).exp().mean(-1)", "", "torch.randn(37, 9, 21)"),
     "there and back": (

@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tuner.config.run_config import parse_config
-from tuner.planning.schedule import MIN_PROCESSES, MIN_SAMPLES_S, MIN_SEARCH_S, Costs, scheduled
+from tuner.planning.schedule import (
+    MIN_PROCESSES,
+    MIN_SAMPLES_S,
+    MIN_SEARCH_S,
+    Costs,
+    check_s_on_cpu,
+    scheduled,
+)
 
 CONFIG = "problem: {op: layer_norm}\n"
 COSTS = Costs(compile_s=16.0, check_s=6.0, num_cores=2)
@@ -107,3 +114,15 @@ def test_timing_at_other_numbers_of_rows_is_in_the_plan(tmp_path):
     timed = replace(before, costs=replace(COSTS, batches_s=6.0))
     assert timed.verification_s == before.verification_s + before.num_finalists * 6.0
     assert "other rows 3 x 6 s" in timed.words and "other rows" not in before.words
+
+
+def test_a_check_on_a_cpu_is_expected_to_take_longer_where_few_rows_are_much_work():
+    """Those of docs/notebook/time.md took 43, 24 and 170 s."""
+    gate = check_s_on_cpu(0.077, 3 * 4 * 4096 * 2048, 4096)
+    patches = check_s_on_cpu(0.014, 39e6, 32)
+    heads = check_s_on_cpu(0.055, 151e6, 16)
+    assert patches < gate < heads
+    assert 12 < patches < 48 and 21 < gate < 86 and 85 < heads < 340
+    assert check_s_on_cpu(0.001, 1e3, 4) == pytest.approx(
+        10 + 0.001 * 12_875
+    )  # all rows each time

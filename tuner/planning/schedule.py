@@ -14,7 +14,10 @@ from tuner.config.run_config import RunConfig
 from tuner.config.schema import StopSection
 from tuner.trial import Language
 
-__all__ = ["COMPILE_S", "MIN_PROCESSES", "START_S", "Costs", "Schedule", "scheduled"]
+__all__ = [
+    "COMPILE_S", "MIN_PROCESSES", "START_S", "Costs", "Schedule", "check_s_on_cpu",
+    "scheduled",
+]  # fmt: skip
 
 MIN_PROCESSES = 3  # of two, an interval over processes is hopelessly wide
 MIN_SAMPLES_S = 0.2  # of samples from each process of a race
@@ -28,7 +31,12 @@ REPORT_S = 3.0
 # Compiling an exported file with PyTorch's headers: 12 s to 20 s of one slow core for C++, 6 s to
 # 8 s beside an H200 for a CUDA kernel; Triton compiles at its first call.
 COMPILE_S: dict[Language, float] = {"cpp": 8.0, "cuda": 12.0, "triton": 4.0}
-CHECK_S = 8.0  # until one was seen
+CHECK_S = 8.0  # until one was seen, or PyTorch's own time is known
+# Of a check on a CPU: what its processes take anyhow, and for how many calls of PyTorch's it takes
+# as long: of all rows, and of as few as most questions have. 24 to 170 s of ten modules that took
+# 6 to 77 ms a call were 0.5 to 1.9 times what this says.
+ANYHOW_S, WHOLE_CALLS, REDUCED_CALLS = 10.0, 375, 12_500
+REDUCED_NUMBERS, LEAST_ROWS = 2**20, 2.5  # of a call of few rows
 # Of a set of processes: forks, contexts, what they load, what is kept of the calls, their ends.
 START_S = {"cpu": 1.5, "cuda": 3.5}
 WARM_UP_CALLS, WARM_UP_S = 10, 1.2  # of each process of a set: no more than either
@@ -61,6 +69,19 @@ class Costs:
         # Further data take a quarter of it each, and there are waits between turns.
         counted_s *= 1.25 + 0.25 * self.num_others
         return self.start_s + (num_finalists + 1) * (counted_s + warm_up_s + 0.3)
+
+
+def check_s_on_cpu(call_s: float, num_bytes: float, rows: int) -> float:
+    """Return the seconds of a check on a CPU, as far as they can be known before one.
+
+    Args:
+        call_s: of one call of PyTorch's, in seconds.
+        num_bytes: that a call takes and makes at least.
+        rows: of its inputs.
+    """
+    numbers = max(1.0, num_bytes / 2)  # of float32, with those in between
+    share = min(1.0, max(REDUCED_NUMBERS / numbers, LEAST_ROWS / rows))
+    return ANYHOW_S + call_s * (WHOLE_CALLS + share * REDUCED_CALLS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tuner.machine.platforms import is_gpu
 from tuner.planning.earlier import Earlier, sources_from, starts_of, warm_starts
 from tuner.planning.observing import Observer, Recorder
 from tuner.planning.planning import Planned
-from tuner.planning.schedule import COMPILE_S, START_S, Costs, scheduled
+from tuner.planning.schedule import COMPILE_S, START_S, Costs, check_s_on_cpu, scheduled
 from tuner.records import SET_ASIDE
 from tuner.review.report import write_report
 from tuner.run import FAILURE_NAME, Outlook, Run, RunWriter
@@ -315,8 +315,12 @@ class Session:
         ).write(self.run.path)
         self.observer.on_run(self.run, baseline, self.trials)
         self._news.say_of_baseline(baseline, config.others, self._load)
-        cold_s = 0.0 if is_gpu(self.planned.device.kind) else FLUSH_S
-        self._learn(call_s=baseline.latency_us * 1e-6 + cold_s)
+        call_s, outline = baseline.latency_us * 1e-6, self.planned.outline
+        is_cpu = not is_gpu(self.planned.device.kind)
+        self._learn(call_s=call_s + is_cpu * FLUSH_S)
+        if is_cpu and outline is not None and self.asked.costs.check_s == Costs().check_s:
+            rows = self.planned.num_rows or 1
+            self._learn(check_s=check_s_on_cpu(call_s, outline.num_bytes, rows))
 
     def _searched(self, work: _Search) -> str:
         """Search; return why it ended."""

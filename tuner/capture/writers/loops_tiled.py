@@ -8,11 +8,12 @@ a line of the cache has at a time. What is uneven along a row is gathered into a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.nests.indexing import inner_rows, is_split, offset
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.precision import CPP_TYPES
+from tuner.capture.nests.space import Space
 from tuner.capture.writers.cpp_folds import indented
 from tuner.capture.writers.loops import FINISH, RowWriter
 
@@ -21,9 +22,18 @@ __all__ = ["TileWriter", "turned_values", "uneven_values"]
 
 def turned_values(nest: Nest) -> list[str]:
     """Return the tensors whose elements of several rows lie beside each other, by name."""
-    space = nest.space
-    inner = inner_rows(space)[-1:]
-    return [n for n in _moved(nest) if all(space.strides(n).get(dim) == 1 for dim in inner)]
+    inner = inner_rows(nest.space)
+    return [name for name in _moved(nest) if _is_beside(nest.space, name, inner)]
+
+
+def _is_beside(space: Space, name: str, inner: Sequence[int]) -> bool:
+    """Whether elements of all these rows lie beside each other; some may be the same in others."""
+    apart, size = space.strides(name), 1
+    for dim in reversed(inner):
+        if apart.get(dim) != size:
+            return False
+        size *= space.sizes[dim]
+    return True
 
 
 def uneven_values(nest: Nest) -> list[str]:
