@@ -40,6 +40,10 @@ FORMS: dict[str, tuple[str, str, str]] = {
                         "torch.randn(37, 6, 65), torch.randn(37, 65)"),
     "of a norm": (HALVES.format(f"{F}.gelu({F}.layer_norm(a, (64,))) * b"), "",
                   "torch.randn(37, 128)"),
+    "masked by a part": (
+        "torch.softmax((x * 0.5).masked_fill(self.mask[:, :9, :9] == 0, float('-inf')), -1)",
+        "self.register_buffer('mask', torch.ones(1, 16, 16).tril())", "torch.randn(37, 9, 9)",
+    ),
     "behind a product": ("(lambda a, b: torch.sigmoid(a) * b)(*self.l(x).chunk(2, -1))",
                          "self.l = nn.Linear(20, 66)", "torch.randn(37, 20)"),
     "enlarged": (f"{F}.interpolate(x, scale_factor=2, mode='nearest') * y", "",
@@ -70,6 +74,13 @@ def test_no_copy_is_made_and_a_search_tries_it(name, tmp_path):
     assert len(own.calls) < len(default.calls)
     products = [call for call in own.calls if call.name == "linear"]
     assert len(own.calls) == len(products), [call.name for call in own.calls]
+
+
+@pytest.mark.parametrize("name", ["of a norm", "masked by a part"])
+def test_a_part_is_read_in_the_nest_that_reduces_it(name, tmp_path):
+    _, _, own = forward_of(tmp_path, FORMS[name])
+    (nest,) = own.tasks
+    assert isinstance(nest, Nest) and nest.reductions and nest.parts and not nest.taps
 
 
 def test_sines_of_few_numbers_are_computed_once(tmp_path):

@@ -50,8 +50,8 @@ def refuse_unread(user: Node, value: Tensor | Node, precision: Precision) -> Non
 def refuse_mixtures(nodes: Sequence[Node], real: Callable[[str], str]) -> None:
     """Raise where nodes cannot be of one nest.
 
-    Taps cannot share one with what makes their source, nor with reductions; scans cannot with
-    reductions, nor with scans the other way.
+    Taps cannot share one with what makes their source, nor, but for parts, with reductions; scans
+    cannot with reductions, nor with scans the other way.
 
     Args:
         nodes: of the nest, in order.
@@ -64,7 +64,7 @@ def refuse_mixtures(nodes: Sequence[Node], real: Callable[[str], str]) -> None:
     for node in nodes:
         if node.op == "tap" and real(node.refs[0]) in own:
             raise refusal(node, "windows of what is computed here")
-    taps = [node for node in nodes if node.op == "tap"]
+    taps = [node for node in nodes if node.op == "tap" and node.attrs["kind"] != "inside"]
     reducing = [node for node in nodes if node.op in _REDUCING]
     if taps and reducing:
         of_taps = _behind(nodes, taps, real)
