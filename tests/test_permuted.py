@@ -49,6 +49,10 @@ FORMS: dict[str, tuple[str, str, str]] = {
         "(x * y).view(-1, 3, 2, 5, 7).transpose(1, 2).reshape(-1, 6, 5, 7).exp()", "",
         "torch.randn(37, 6, 5, 7), torch.randn(6, 1, 1)",
     ),
+    "pixels as rows": (
+        f"{F}.layer_norm(torch.relu(x).flatten(2).transpose(1, 2), (33,)) * y", "",
+        "torch.randn(37, 33, 5, 7), torch.randn(35, 1)",
+    ),
     "behind a softmax": (
         "torch.softmax(x, -1).transpose(1, 2) * y", "",
         "torch.randn(37, 9, 21), torch.randn(21, 1)",

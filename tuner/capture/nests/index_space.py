@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 from tuner.capture.graph.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.nests.space import Space, part_of, with_loops
@@ -94,9 +94,10 @@ class _Inference:
         self.whole = max(shapes, key=math.prod, default=())
         self.total = math.prod(self.whole)
         self.permuted = {node.name: node.refs[0] for node in self.nodes if node.op == "permuted"}
-        self.aside: frozenset[str] = frozenset()
+        self.aside, self.sides = frozenset[str](), list[set[str]]()
         if self.permuted:
-            self.aside = self._aside(reduced)
+            self.sides = self._sides(reduced)
+            self.aside = frozenset[str]().union(*self.sides)
             if not reduced:
                 every = (name for n in self.nodes for name in (n.name, *self._refs(n)))
                 self.whole = next(self.forms[name] for name in every if self._is_whole(name))
@@ -107,8 +108,8 @@ class _Inference:
         """Whether a value has an element for each place of the space, in its order."""
         return math.prod(self.forms[name]) == self.total and name not in self.aside
 
-    def _aside(self, reduced: Sequence[str]) -> frozenset[str]:
-        """Return the values of all elements that are in another order than the space.
+    def _sides(self, reduced: Sequence[str]) -> list[set[str]]:
+        """Return the values of all elements that are in other orders than the space.
 
         It has the order of what is reduced, else that in which most elements lie beside each
         other on their side of permutations, the first one if several do.
@@ -124,7 +125,7 @@ class _Inference:
                     raise refusal(node, "a tensor beside itself in another order")
         chosen = max(sides, key=self._beside, default=set[str]())
         chosen = next((side for side in sides if side.intersection(reduced[:1])), chosen)
-        return frozenset[str]().union(*(side for side in sides if side is not chosen))
+        return [side for side in sides if side is not chosen]
 
     def _beside(self, side: Collection[str]) -> int:
         """Return how many elements lie beside each other, next to permutations, on a side."""
@@ -147,7 +148,30 @@ class _Inference:
                 cut = math.prod(shape[at:]) * behind
                 if all(cut % f == 0 or f % cut == 0 for f in found):
                     found.add(cut)
+        for cut in self._cuts_aside():
+            if all(cut % f == 0 or f % cut == 0 for f in found):
+                found.add(cut)
         return sorted(found)
+
+    def _cuts_aside(self) -> Iterator[int]:
+        """Give where axes are cut on the other side of a permutation, as `_cuts` does."""
+        for node in self.nodes:
+            source, axes = self.permuted.get(node.name), node.attrs.get("axes")
+            if source is None or (source in self.aside) == (node.name in self.aside):
+                continue
+            assert isinstance(axes, list)
+            place = [int(str(axis)) for axis in axes]
+            own, other = (source, node.name) if node.name in self.aside else (node.name, source)
+            if other == source:
+                place = [place.index(axis) for axis in range(len(place))]
+            of_own, of_other = self.forms[own], self.forms[other]
+            side = next(side for side in self.sides if other in side)
+            for form in sorted({self.forms[name] for name in side}):
+                for cut in (math.prod(form[at:]) for at in range(len(form))):
+                    for axis, size in enumerate(of_other):
+                        end = math.prod(of_other[axis + 1 :])
+                        if end < cut < end * size and cut % end == 0:
+                            yield math.prod(of_own[place[axis] + 1 :]) * (cut // end)
 
     def _first(self, name: str) -> Axes:
         shape = self.forms[name]

@@ -27,6 +27,7 @@ from tuner.capture.nests.recomputed import with_windows_of_operands
 from tuner.capture.nests.scans import with_scans
 from tuner.capture.nests.viewing import real_name, with_rows_copied
 from tuner.capture.nests.windows import with_windows
+from tuner.capture.tasks.grouping import grouped
 from tuner.capture.tasks.half_products import makers_of
 from tuner.capture.tasks.images import images_of, with_images_copied
 from tuner.capture.tasks.library import Call, call_of, is_call, with_results_apart
@@ -111,7 +112,16 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
             a kernel of ours takes on a GPU.
     """
-    graph = _prepared(graph, partition)
+    try:
+        return _cut_in_tasks(_prepared(graph, partition), partition)
+    except NotOneNest:
+        if not partition.is_in_place:
+            raise
+    # What a permutation moves may fit in no nest: then all of them are calls.
+    return _cut_in_tasks(_prepared(graph, partition, is_permuted=False), partition)
+
+
+def _cut_in_tasks(graph: Graph, partition: Partition) -> Stages:
     counters = {buffer: more for buffer, (more, _) in counters_of(graph).items()}
     updates = {
         b: real_name(graph, v) for b, v in graph.buffer_updates.items() if b not in counters
@@ -132,11 +142,11 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     return Stages(tuple(tasks), outputs, updates, counters, between, images, zeros)
 
 
-def _prepared(graph: Graph, partition: Partition) -> Graph:
+def _prepared(graph: Graph, partition: Partition, *, is_permuted: bool = True) -> Graph:
     """Return a graph whose nodes are what nests and calls compute."""
     graph = with_results_apart(graph)
     if partition.is_in_place:
-        graph = with_parts_in_place(with_permuted(graph))
+        graph = with_parts_in_place(with_permuted(graph) if is_permuted else graph)
     graph = with_whole_numbers_called(with_ranges(graph))
     graph = with_windows(with_rows_copied(graph))
     if partition.is_recomputed:
@@ -179,7 +189,7 @@ def _cut(
     """Return nodes as tasks, and the shapes of what lies between these; as `Stages` has both."""
     by_name = {n.name: n for n in nodes}
     once = costly_of_few(graph, nodes) - results if partition.is_in_place else set[str]()
-    groups = _grouped(graph, nodes, once)
+    groups = grouped(graph, nodes, once)
     last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
@@ -361,40 +371,3 @@ def _stored_or_read(graph: Graph, nodes: list[Node], results: set[str]) -> list[
             stored |= {real_name(graph, ref) for ref in node.refs}
     alone = computed_of_ranges(graph) - stored
     return [n for n in nodes if n.name not in alone]
-
-
-def _grouped(graph: Graph, nodes: Sequence[Node], once: Collection[str]) -> list[list[Node]]:
-    """Return nodes in groups, each of calls alone or of what is computed; none is empty.
-
-    A group reads what is given, and what groups before it gave; nodes of one that are computed
-    read each other too. What is computed is put as late as what reads it allows: it is then
-    computed where it is needed, from what it reads, instead of being stored and read again.
-
-    Args:
-        graph: that they are of.
-        nodes: in order, without views.
-        once: those that are stored for later groups, although these could compute them.
-    """
-    own = {n.name for n in nodes}
-    calls = {n.name for n in nodes if is_call(n)}
-    reads = {n.name: {real_name(graph, r) for r in n.refs} & own for n in nodes}
-    first: dict[str, int] = {}  # calls have odd numbers
-    for node in nodes:
-        before = max((first[r] + 2 * (r in once) for r in reads[node.name]), default=0)
-        first[node.name] = before + before % 2 + (node.name in calls)
-    users: dict[str, list[str]] = {n.name: [] for n in nodes}
-    for name, refs in reads.items():
-        for ref in refs:
-            users[ref].append(name)
-    last = dict(first)
-    for node in reversed(nodes):
-        if node.name not in calls and users[node.name]:
-            is_once = node.name in once
-            last[node.name] = max(
-                first[node.name],
-                min(last[u] - (1 if u in calls else 2 * is_once) for u in users[node.name]),
-            )
-    found: dict[int, list[Node]] = {}
-    for node in nodes:
-        found.setdefault(last[node.name], []).append(node)
-    return [found[number] for number in sorted(found)]
