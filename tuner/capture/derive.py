@@ -367,7 +367,7 @@ def _names(
     """
     values = []
     for nest in stages.nests:
-        values += [*(t.name for t in nest.arguments), *nest.taps, *nest.parts, *nest.indices]
+        values += [*nest.read, *nest.taps, *nest.indices]
         for each in nest.passes:
             values += [s.name for s in (*each.statements, *each.after)]
             values += [r.name for r in each.reductions]

@@ -21,7 +21,7 @@ from tuner.capture.nests.index_space import OVER_COLUMNS, REDUCTIONS, SAME_ORDER
 from tuner.capture.nests.nest import Axis
 from tuner.capture.nests.operations import OPERATIONS, operation_of
 from tuner.capture.nests.precision import FLOATS
-from tuner.capture.nests.viewing import real_name
+from tuner.capture.nests.viewing import is_read_by, real_name
 from tuner.capture.nests.windows import is_spread, sliced_from
 
 __all__ = ["costly_of_few", "with_parts_in_place"]
@@ -45,32 +45,25 @@ def with_parts_in_place(graph: Graph) -> Graph:
         graph: of the module, before ranges are indices.
     """
     results = {*graph.outputs, *graph.buffer_updates.values()}
-    calm = {node.name for node in graph.nodes if _is_of_nests(graph, node, node.name, results)}
     taken = {t.name for t in graph.given} | {n.name for n in graph.nodes}
     nodes: list[Node] = []
     for node in graph.nodes:
         made: list[Node] = []
-        if node.op in _MOVES and node.name in calm and node.dtype in FLOATS:
+        is_float = node.op in _MOVES and node.dtype in FLOATS
+        if is_float and _is_of_nests(graph, node, results):
             made = _Parts(graph, node, results, taken).nodes()
         nodes += made or [node]
     return replace(graph, nodes=tuple(nodes))
 
 
-def _is_of_nests(graph: Graph, node: Node, name: str, results: Collection[str]) -> bool:
-    """Whether only work of nests reads a value, as it is or seen in another way.
+def _is_of_nests(graph: Graph, node: Node, results: Collection[str]) -> bool:
+    """Whether only work of nests reads what a node moves, as it is or seen in another way.
 
-    What a norm or a reduction reads is read more than once: of what `node` moves slices alone, of
+    What a norm or a reduction reads is read more than once: of what is moved slices alone, of
     which that is as quick as of what they are of.
     """
-    if name in results:
-        return False
-    for user in graph.users[name]:
-        if user.op in SAME_ORDER or user.op in _MOVES:
-            if not _is_of_nests(graph, node, user.name, results):
-                return False
-        elif user.op not in (_OF_ANY if node.op == "slice" else _OF_NESTS):
-            return False
-    return bool(graph.users[name])
+    ops = _OF_ANY if node.op == "slice" else _OF_NESTS
+    return is_read_by(graph, node.name, ops, results, SAME_ORDER | _MOVES)
 
 
 def costly_of_few(graph: Graph, nodes: Sequence[Node]) -> set[str]:
@@ -84,7 +77,7 @@ def costly_of_few(graph: Graph, nodes: Sequence[Node]) -> set[str]:
         nodes: without views, in order.
     """
     flop: dict[str, int] = {}  # of what is of few numbers, and all before it
-    reduced = {node.name for node in nodes if node.op in OVER_COLUMNS or node.op == "scan"}
+    reduced = {node.name for node in nodes if node.op in OVER_COLUMNS}
     found: set[str] = set()
     own = {node.name for node in nodes}
     for node in nodes:

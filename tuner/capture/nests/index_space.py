@@ -245,10 +245,10 @@ class _Inference:
     def _as_it_is_read(self, columns: Collection[int]) -> list[int]:
         """Return the dimensions with rows in the order of what is read: from page to page."""
         read = (name for node in self.nodes for name in self._refs(node) if name in self.aside)
-        for name in read:
-            own = [dim for dims in self.axes[name] for dim in dims or ()]
-            return [*(dim for dim in own if dim not in columns), *sorted(columns)]
-        return [*range(len(self.ends) - 1)]
+        every = range(len(self.ends) - 1)
+        name = next(read, None)
+        own = every if name is None else [dim for dims in self.axes[name] for dim in dims or ()]
+        return [*(dim for dim in own if dim not in columns), *sorted(columns)]
 
     def _channels_last(self, images: Sequence[str]) -> tuple[list[int], int]:
         """Return the dimensions as images lie, and how many of them the channels have."""

@@ -253,6 +253,11 @@ class Nest:
         return any(map(self.space.is_moved, [*self.stored, *self.taps, *self.parts]))
 
     @property
+    def read(self) -> list[str]:
+        """The names of what is loaded at its own strides: arguments, and parts of some."""
+        return [*(t.name for t in self.arguments), *self.parts]
+
+    @property
     def stored(self) -> list[str]:
         """The names of what lies in memory: what is read, and what is written."""
         return [*(t.name for t in self.arguments), *(o.name for o in self.outputs)]

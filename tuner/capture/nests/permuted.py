@@ -7,13 +7,14 @@ attention are split, patches cut from images, channels put last for a norm.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from dataclasses import replace
 
 from tuner.capture.graph.graph import Graph, Node, Ref, free_name
-from tuner.capture.nests.index_space import REDUCTIONS, SAME_ORDER
+from tuner.capture.nests.index_space import REDUCTIONS
 from tuner.capture.nests.operations import OPERATIONS
 from tuner.capture.nests.precision import FLOATS
+from tuner.capture.nests.viewing import is_read_by
 from tuner.capture.nests.windows import is_spread
 
 __all__ = ["with_permuted"]
@@ -32,19 +33,10 @@ def with_permuted(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _is_calm(graph: Graph, node: Node, results: Collection[str]) -> bool:
-    is_float = node.op == "permute" and node.dtype in FLOATS
-    return is_float and not is_spread(graph, node.refs[0]) and _is_read(graph, node.name, results)
-
-
-def _is_read(graph: Graph, name: str, results: Collection[str]) -> bool:
-    """Whether only work of nests reads a value, as it is or in another shape."""
-    if name in results or not graph.users[name]:
+def _is_calm(graph: Graph, node: Node, results: Container[str]) -> bool:
+    if node.op != "permute" or node.dtype not in FLOATS or is_spread(graph, node.refs[0]):
         return False
-    return all(
-        _is_read(graph, user.name, results) if user.op in SAME_ORDER else user.op in _OF_NESTS
-        for user in graph.users[name]
-    )
+    return is_read_by(graph, node.name, _OF_NESTS, results)
 
 
 def _with_slices_first(graph: Graph) -> Graph:

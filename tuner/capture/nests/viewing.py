@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from tuner.capture.nests.precision import FLOATS, is_wider, rounding_of
 
 __all__ = [
     "is_given_otherwise",
+    "is_read_by",
     "is_same",
     "real_name",
     "views_read",
@@ -27,6 +28,32 @@ def real_name(graph: Graph, name: str) -> str:
     while isinstance(value, Node) and (value.op in SAME_ORDER or is_same(graph, value)):
         value = graph.value(name_of(value.args[0]))
     return value.name
+
+
+def is_read_by(
+    graph: Graph,
+    name: str,
+    ops: Container[str],
+    results: Container[str],
+    through: Container[str] = SAME_ORDER,
+) -> bool:
+    """Whether some operations alone read a value, as it is or through others; it is no result.
+
+    Args:
+        graph: that it is of.
+        name: of the value.
+        ops: that may read it.
+        results: values that are given to whoever calls, by name.
+        through: operations whose own readers are asked instead.
+    """
+    if name in results or not graph.users[name]:
+        return False
+    return all(
+        is_read_by(graph, user.name, ops, results, through)
+        if user.op in through
+        else user.op in ops
+        for user in graph.users[name]
+    )
 
 
 def is_given_otherwise(graph: Graph, node: Node) -> bool:

@@ -118,8 +118,8 @@ def _merged(nest: Nest) -> list[list[int]]:
 
 
 def _order(nest: Nest, dims: Sequence[Sequence[int]]) -> list[object]:
-    """Return the order in memory of what does not lie channels last, where something does."""
-    if not nest.space.last:
+    """Return the order in memory of what nothing moves, where that is not the dimensions'."""
+    if not nest.space.last and nest.space.logical == tuple(range(len(nest.space.sizes))):
         return []
     return [sorted(range(len(dims)), key=lambda i: nest.space.logical.index(dims[i][0]))]
 

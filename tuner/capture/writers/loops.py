@@ -70,7 +70,7 @@ def _kept_values(nest: Nest) -> list[str]:
 
 
 def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[str]:
-    """Write the head of the function."""
+    """Write the head of the function, with a pointer to each part."""
     inputs = [f"const {CPP_TYPES[t.dtype]}* {names[t.name]}_all" for t in nest.arguments]
     outputs = [f"{CPP_TYPES[o.dtype]}* {names[o.name]}_out" for o in nest.outputs]
     whole = "int64_t rows, int64_t cols, int64_t num_threads"
@@ -78,6 +78,8 @@ def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[s
     yield f"    {', '.join([*inputs, *outputs, whole])}) {{"
     if any(r.is_index for r in nest.reductions):
         yield '  if (cols >= int64_t{1} << 31) return "more than 2^31 columns";'
+    for name, place in part_places(nest, names):
+        yield f"  const auto* const {name} = {place};"
 
 
 class RowWriter:
@@ -97,13 +99,11 @@ class RowWriter:
         self.kept = _kept_values(nest)
         self.rows = row_dims(self.space)
         self.segments = [d for d in sorted(self.space.columns) if d < self.space.tail]
-        self.given = {*(t.name for t in nest.arguments), *nest.parts}
+        self.given = {*nest.read}
 
     def lines(self) -> Iterator[str]:
         """Write the function."""
         yield from signature(self.nest, self.function, self.names)
-        for name, place in part_places(self.nest, self.names):
-            yield f"  const auto* const {name} = {place};"
         yield from self._split_rows() if self.is_split else self._own_rows()
         yield "  return nullptr;"
         yield "}"
@@ -201,7 +201,7 @@ class RowWriter:
         return offset(self.space, name, self.rows, "i") or "0"
 
     def _begin(self) -> Iterator[str]:
-        for given in (*(t.name for t in self.nest.arguments), *self.nest.parts):
+        for given in self.nest.read:
             if not self.nest.is_inner(given):
                 name = self.names[given]
                 value = f"rows_of::as_float({name}_all[{self._at(given)}])"

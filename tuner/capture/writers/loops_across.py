@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.graph.graph import num_bytes_of
-from tuner.capture.nests.indexing import counted, loaded, offset, part_places, stored, tail_stride
+from tuner.capture.nests.indexing import counted, loaded, offset, stored, tail_stride
 from tuner.capture.nests.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.nests.operations import Kind, converted
 from tuner.capture.nests.windows import cpp_tap, cpp_window
@@ -36,15 +36,12 @@ class AcrossWriter:
         every = range(len(self.space.sizes))
         self.outer = [d for d in every if d not in self.space.columns and d < self.space.tail]
         self.columns = sorted(self.space.columns)
-        read = (*(t.name for t in nest.arguments), *nest.parts)
-        self.given = [*read, *nest.indices]  # read or counted
+        self.given = [*nest.read, *nest.indices]  # read or counted
 
     def lines(self) -> Iterator[str]:
         """Write the function."""
         length = self.space.length
         yield from signature(self.nest, self.function, self.names)
-        for name, place in part_places(self.nest, self.names):
-            yield f"  const auto* const {name} = {place};"
         share = "simd::kWidth" if self.outer else f"(simd::kWidth * {LEAST_TILES})"
         yield "  // Vectors of a tile: a strip of one would use a part of what memory sends."
         yield f"  constexpr int kVectors = std::clamp<int>({length} / {share}, 1, 4 * kUnroll);"

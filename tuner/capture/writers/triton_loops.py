@@ -62,7 +62,7 @@ class Writer:
         self.inner_rows = inner_rows(self.space) if nest.is_transposed else self.rows
         self.outer_rows = self.rows[: len(self.rows) - len(self.inner_rows)]
         self.num_inner = math.prod(self.space.sizes[d] for d in self.inner_rows)
-        self.given = {*(t.name for t in nest.arguments), *nest.parts}
+        self.given = {*nest.read}
         self.inputs = [names[t.name] for t in nest.arguments]
         self.outputs = [names[o.name] for o in nest.outputs]
         self.pairs = paired_sweeps(nest)
@@ -225,7 +225,7 @@ class Writer:
             yield "    is_row = row_ids < num_rows"
         for part, place in part_places(self.nest, self.names):
             yield f"    {part} = {place}"
-        for given in (*(t.name for t in self.nest.arguments), *self.nest.parts):
+        for given in self.nest.read:
             if self.nest.is_inner(given):
                 continue
             name, at = self.names[given], self._row_at(given, "row_ids")
