@@ -19,6 +19,7 @@ import keyword
 import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 from types import MappingProxyType
 
@@ -68,7 +69,7 @@ _NEEDED = {
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
-FORMAT = 93  # of what is written; part of the key
+FORMAT = 94  # of what is written; part of the key
 # Parameters of templates that a search leaves as they are.
 _FIXED = (
     "max_threads", "product_epilogue", "product_raster", "product_weight", "programs", "width",
@@ -172,6 +173,14 @@ class _File:
         return f"{identifier(self.name)}_forward"
 
 
+class _Steps(Enum):
+    """How steps of training are written: with what they permute copied, or for one batch alone."""
+
+    USUAL = auto()
+    PERMUTED_APART = auto()
+    OF_ONE_BATCH = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class _Operator:
     """A module whose texts are written.
@@ -191,19 +200,21 @@ class _Operator:
     without_step: str
 
     def texts(
-        self, captured: Captured, batch: int | None, *, is_fixed: bool = False
+        self, captured: Captured, batch: int | None, steps: _Steps = _Steps.USUAL
     ) -> dict[str, str]:
         """Return the texts, by file.
 
         Args:
             captured: this record or that with another batch.
             batch: as for `model_new`.
-            is_fixed: whether steps are for their own batch alone, whatever `batch`.
+            steps: how steps of training are written.
         """
         graph, op = captured.graph, self.file.op
         is_mine = graph is self.captured.graph
         own = self.stages if is_mine else stages_of(graph)
-        plan = planned(captured.joint)
+        is_fixed = steps is _Steps.OF_ONE_BATCH
+        is_permuted_apart = steps is _Steps.PERMUTED_APART
+        plan = planned(captured.joint, is_permuted_apart=is_permuted_apart)
         parts = _parts(graph, own, plan)
         module = self._module(graph, own, plan, batch, is_fixed)
         batches = (batch, None if is_fixed else batch)
@@ -244,15 +255,19 @@ class _Operator:
         mine = self.captured
         found = self._for_any_batch(mine, other)
         if found is None and planned(mine.joint) is not None:
+            # Strides of what is permuted may know the batch.
+            found = self._for_any_batch(mine, other, _Steps.PERMUTED_APART)
+        if found is None and planned(mine.joint) is not None:
             # A batch of rows that are no longer the first dimension of a result, say.
-            found = self._for_any_batch(mine, replace(other, joint=mine.joint), is_fixed=True)
+            own = replace(other, joint=mine.joint)
+            found = self._for_any_batch(mine, own, _Steps.OF_ONE_BATCH)
         if found is None and mine.joint is not None:
             # Any batch matters more than a step of training.
             found = self._for_any_batch(replace(mine, joint=None), replace(other, joint=None))
         return found
 
     def _for_any_batch(
-        self, mine: Captured, other: Captured, *, is_fixed: bool = False
+        self, mine: Captured, other: Captured, steps: _Steps = _Steps.USUAL
     ) -> dict[str, str] | None:
         one, two = mine.graph.batch, other.graph.batch
         if not all(map(have_same_ranges, _graphs_of(mine), _graphs_of(other))):
@@ -261,12 +276,12 @@ class _Operator:
         if one is None or two is None or not given:
             return None
         try:
-            texts = self.texts(other, two, is_fixed=is_fixed)
+            texts = self.texts(other, two, steps)
         except NotOneNest:
             return None
         called = {"model_new.py": f"len({given[0].name})"}
         found = {}
-        for file, text in self.texts(mine, one, is_fixed=is_fixed).items():
+        for file, text in self.texts(mine, one, steps).items():
             name = called.get(file, "batch")
             both = any_batch(text, texts[file], (one, two), name=name) if file in texts else None
             if both is not None:

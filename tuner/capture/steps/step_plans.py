@@ -55,19 +55,24 @@ class StepPlan:
         return found
 
 
-def planned(joint: Joint | None) -> StepPlan | None:
-    """Return a step as tasks; None where no loops can be generated for it."""
-    found = None if joint is None else _planned(joint)
+def planned(joint: Joint | None, *, is_permuted_apart: bool = False) -> StepPlan | None:
+    """Return a step as tasks; None where no loops can be generated for it.
+
+    Args:
+        joint: the record of a step, where there is one.
+        is_permuted_apart: whether what it permutes is copied, as in a `Partition`.
+    """
+    found = None if joint is None else _planned(joint, is_permuted_apart)
     return None if isinstance(found, str) else found
 
 
 def why_not_planned(joint: Joint | None) -> str:
     """Return why no loops are generated for a step that was recorded; "" where they are."""
-    found = None if joint is None else _planned(joint)
+    found = None if joint is None else _planned(joint, is_permuted_apart=False)
     return found if isinstance(found, str) else ""
 
 
-def _planned(joint: Joint) -> StepPlan | str:
+def _planned(joint: Joint, is_permuted_apart: bool) -> StepPlan | str:
     arguments = {a.name for a in joint.forward.arguments}
     if taken := arguments & {"ctx", "module", "made", "grad", "held"}:  # names of the text below
         return f"an argument of forward is called {min(taken)}, as generated text calls its own"
@@ -75,8 +80,8 @@ def _planned(joint: Joint) -> StepPlan | str:
         return why
     try:
         is_own = len(joint.forward.outputs) == joint.num_made == joint.num_results
-        forward = None if is_own else _cut(joint.forward)
-        backwards = tuple(map(_backward, joint.backwards))
+        forward = None if is_own else _cut(joint.forward, is_permuted_apart)
+        backwards = tuple(_backward(each, is_permuted_apart) for each in joint.backwards)
     except NotOneNest as error:
         what = str(error).partition("\n")[0]
         return f"no kernels are generated for its gradients yet: {what}"
@@ -93,24 +98,26 @@ def _planned(joint: Joint) -> StepPlan | str:
     return StepPlan(joint, forward, backwards)
 
 
-def _backward(backward: Backward) -> BackwardPlan:
+def _backward(backward: Backward, is_permuted_apart: bool) -> BackwardPlan:
     if numbers_text(backward.graph, {}) is not None:
         return BackwardPlan(backward, None)
-    stages = _cut(backward.graph)
+    stages = _cut(backward.graph, is_permuted_apart)
     fewer = of_weights(backward) if stages.calls else None
     with suppress(NotOneNest, NothingToGenerate):
-        return BackwardPlan(backward, stages, None if fewer is None else _backward(fewer))
+        own = None if fewer is None else _backward(fewer, is_permuted_apart)
+        return BackwardPlan(backward, stages, own)
     return BackwardPlan(backward, stages)
 
 
-def _cut(graph: Graph) -> Stages:
+def _cut(graph: Graph, is_permuted_apart: bool) -> Stages:
     """Return the tasks of a graph that no search cuts: of three cuts what moves fewest bytes.
 
     Pointwise work before pooling, or that several nests read, is computed in each of them where
     that stores less; parts of tensors are read where they lie where that is.
     """
     found = stages_of(graph)
-    for partition in (Partition(is_recomputed=True), Partition(is_in_place=True)):
+    in_place = Partition(is_in_place=True, is_permuted_apart=is_permuted_apart)
+    for partition in (Partition(is_recomputed=True), in_place):
         with suppress(NotOneNest):
             other = stages_of(graph, partition)
             found = min(found, other, key=lambda stages: traffic_bytes(graph, stages))

@@ -7,7 +7,7 @@ between, in its own dtype.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from tuner.capture.graph.graph import Graph, Node, in_order
 from tuner.capture.nests.in_place import costly_of_few, with_parts_in_place
@@ -50,12 +50,14 @@ class Partition:
         is_apart: whether what follows a reduction, for all columns, is a nest of its own.
         is_in_place: whether parts of tensors, what is joined of such and what is permuted are
             read where they lie, not copied; what costs much of few numbers is computed once.
+        is_permuted_apart: whether what is permuted is copied all the same.
     """
 
     is_channels_last: bool = False
     is_recomputed: bool = False
     is_apart: bool = False
     is_in_place: bool = False
+    is_permuted_apart: bool = False
 
     @property
     def name(self) -> str:
@@ -115,10 +117,11 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     try:
         return _cut_in_tasks(_prepared(graph, partition), partition)
     except NotOneNest:
-        if not partition.is_in_place:
+        if not partition.is_in_place or partition.is_permuted_apart:
             raise
-    # What a permutation moves may fit in no nest: then all of them are calls.
-    return _cut_in_tasks(_prepared(graph, partition, is_permuted=False), partition)
+    # What a permutation moves may fit in no nest.
+    partition = replace(partition, is_permuted_apart=True)
+    return _cut_in_tasks(_prepared(graph, partition), partition)
 
 
 def _cut_in_tasks(graph: Graph, partition: Partition) -> Stages:
@@ -142,11 +145,12 @@ def _cut_in_tasks(graph: Graph, partition: Partition) -> Stages:
     return Stages(tuple(tasks), outputs, updates, counters, between, images, zeros)
 
 
-def _prepared(graph: Graph, partition: Partition, *, is_permuted: bool = True) -> Graph:
+def _prepared(graph: Graph, partition: Partition) -> Graph:
     """Return a graph whose nodes are what nests and calls compute."""
     graph = with_results_apart(graph)
     if partition.is_in_place:
-        graph = with_parts_in_place(with_permuted(graph) if is_permuted else graph)
+        graph = graph if partition.is_permuted_apart else with_permuted(graph)
+        graph = with_parts_in_place(graph)
     graph = with_whole_numbers_called(with_ranges(graph))
     graph = with_windows(with_rows_copied(graph))
     if partition.is_recomputed:

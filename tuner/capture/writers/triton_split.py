@@ -309,7 +309,7 @@ class AcrossWriter(_PartsWriter):
 
     def launch_together(self, number: int, rows: str, cols: str) -> Iterator[str]:
         """Start the kernel of `together`, of so many `rows` and `cols`."""
-        yield f"    {self.function}_together_{number}[(ceil_div({rows}, 32),)]("
+        yield f"    {self.function}_together_{number}[({self._row_blocks('32', rows)},)]("
         yield f"        {self.tensors}, partial, totals, {rows}, {cols}, pieces,"
         yield "        ROWS=32, PIECES=128, num_warps=8,"
         yield "    )"
