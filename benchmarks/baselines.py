@@ -2,6 +2,10 @@
 
     python -m benchmarks.baselines --op gemm_scale_batchnorm \
         --sizes batch=1024,in_features=8192,out_features=8192 [--rounds 60] [EXPORT.py ...]
+    python -m benchmarks.baselines --module MODULE.py [--module ...]
+
+Of an operator float32 and TF32, in both of torch.compile's modes; of modules, files in
+KernelBench's format, eager and torch.compile as they are called and configured by default.
 
 Whole forward in training mode (or `--eval`), cold L2, CUDA events, under `no_grad` as KernelBench
 times it. Prints a line a contender: median, noise, and the ratio to eager float32 of the same
@@ -61,10 +65,23 @@ def _contenders(
     return found
 
 
+def _as_called(problem: Any, model: Any, device: str) -> dict[str, Any]:
+    """Return eager and torch.compile, with PyTorch's settings as they are."""
+    import torch
+
+    own = Accuracy("pytorch")
+    torch._dynamo.reset()
+    with math_mode(own):
+        compiled = torch.compile(model)
+        compiled(*problem.make_inputs(0, device=device))
+    return {"eager": (model, own), "torch.compile": (compiled, own)}
+
+
 def main() -> None:
-    """Parse the command line, time all contenders in turn, print the table."""
+    """Parse the command line, time the contenders of each problem in turn, print its table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--op", default="gemm_scale_batchnorm")
+    parser.add_argument("--module", type=Path, action="append", help="a file, instead of --op")
     parser.add_argument("--sizes", type=sizes_of, default="", help="name=number,...")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--device", default=None)
@@ -72,16 +89,24 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="leave out torch.compile")
     parser.add_argument("exports", type=Path, nargs="*")
     options = parser.parse_args()
+    for path in options.module or [load_family(options.op).reference]:
+        _report(load_problem(path, options.sizes), path, options)
+
+
+def _report(problem: Any, path: Path, options: argparse.Namespace) -> None:
     import torch
 
     device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    problem = load_problem(load_family(options.op).reference, options.sizes)
     timer = CudaTimer(0) if device != "cpu" else CpuTimer()
     sets = [problem.make_inputs(seed, device=device) for seed in range(NUM_INPUT_SETS)]
     with torch.no_grad():
         model = problem.make_model(0, device)
         model.train(not options.eval)
-        contenders = _contenders(problem, model, device, options)
+        contenders = (
+            _as_called(problem, model, device)
+            if options.module
+            else _contenders(problem, model, device, options)
+        )
 
         def call_of(module: Any, accuracy: Accuracy) -> Callable[[int], Any]:
             def call(number: int) -> Any:
@@ -95,7 +120,8 @@ def main() -> None:
             timer.samples(call, 3)
         times = interleave(calls, timer, options.rounds)
     name = torch.cuda.get_device_name() if device != "cpu" else "CPU"
-    print(f"{name}, {dict(problem.sizes)}, {'eval' if options.eval else 'training'} mode")
+    mode = "eval" if options.eval else "training"
+    print(f"{path.name} on {name}, {dict(problem.sizes)}, {mode} mode")
     for name, samples in zip(contenders, times, strict=True):
         ratio = ratio_interval([list(zip(times[0], samples, strict=True))])
         centre = statistics.median(samples)

@@ -2,8 +2,8 @@
 
     git clone https://github.com/ScalingIntelligence/KernelBench
     python -m benchmarks.kernelbench_suite --kernelbench KernelBench --level 1 \
-        [--problems 23,36,40-49] [--shuffle 17] [--effort quick] [--compile] [--devices all] \
-        [--jobs 3] --json OUT
+        [--problems 23,36,40-49] [--shuffle 17] [--most 20] [--effort quick] [--compile] \
+        [--devices all] [--jobs 3] --json OUT
 
 A campaign (`tuner.command.campaign`) tunes each file by a `tune` of its own, whole forward, in the
 mode that the file leaves the module in, on all GPUs or those of `--devices`. OUT holds one entry a
@@ -159,6 +159,7 @@ def main() -> int:
     parser.add_argument("--level", type=int, action="append", choices=(1, 2))
     parser.add_argument("--problems", default="", help="numbers of each level, as 1,5-7")
     parser.add_argument("--shuffle", type=int, help="begin in a random order, by this number")
+    parser.add_argument("--most", type=int, help="tune so many problems at most")
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--compile", action="store_true", help="race torch.compile as well")
     parser.add_argument(
@@ -185,11 +186,8 @@ def main() -> int:
     order = [*paths]
     if options.shuffle is not None:
         random.Random(options.shuffle).shuffle(order)
-    names = {
-        config_of(paths[name], configs, options.compile): name
-        for name in order
-        if name not in entries
-    }
+    left = [name for name in order if name not in entries][: options.most]
+    names = {config_of(paths[name], configs, options.compile): name for name in left}
 
     def ended(problem: Problem, state: State, seconds: float) -> None:
         name = names[problem.path]
