@@ -225,6 +225,15 @@ def test_all_devices_of_a_machine_without_gpus_are_its_cpu(tmp_path):
 PARTS = {"cpu:0": tuple(os.sched_getaffinity(0)), "cpu:1": tuple(os.sched_getaffinity(0))}
 
 
+@pytest.fixture
+def interrupts():
+    """Let interrupts reach this process; in the background of a shell it ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
     space = {"mode": ["ok", "raise"], "salt": list(range(50))}
     search = {"sampler": "random", "trials": 100}

@@ -622,7 +622,7 @@ VERIFIED: dict[str, tuple[Case, int, list[str]]] = {
     "no ModelNew": (
         lambda d: d.module("m", "class ModelNeu:\n    pass\n"),
         2,
-        ["m.py: no class ModelNew", "got: ModelNeu", "next: name the class"],
+        ["m.py: no class ModelNew", "got: ModelNeu", "next: call the class"],
     ),
 }
 
