@@ -108,7 +108,7 @@ def test_interpreted_blocks_compute_what_the_module_does(tmp_path):
 
 STEPS = [
     "heads", "one of three", "channels last for a norm", "channels first again", "pixel shuffle",
-    "patches and their norm", "beside itself", "behind a product",
+    "patches and their norm", "beside itself", "behind a product", "the same in some rows",
 ]  # fmt: skip
 
 
@@ -118,7 +118,33 @@ def test_gradients_are_as_exact_as_pytorchs(name, tmp_path):
     assert_gradients_are_as_exact(Taken(tmp_path, "parts", text_of_form(FORMS[name])), name)
 
 
+# Whose rows go behind another dimension, for products: no stride knows how many they are.
+MOVED: dict[str, tuple[str, str, str]] = {
+    "places first": (
+        "self.l((x * y).tanh().transpose(0, 1)).transpose(0, 1).sigmoid() + x",
+        "self.l = nn.Linear(20, 20)", "torch.randn(5, 6, 20), torch.randn(20)",
+    ),
+    "rows made of a weight": (
+        "(torch.softmax(self.l(y.repeat(len(x), 1, 1).transpose(0, 1)).transpose(0, 1), -1) @ x)"
+        ".relu()", "self.l = nn.Linear(8, 3)", "torch.randn(5, 3, 8), torch.randn(4, 8)",
+    ),
+}  # fmt: skip
+
+
+@needs_gpp
+@pytest.mark.parametrize("name", MOVED)
+def test_steps_take_any_number_of_rows_that_are_moved(name, tmp_path):
+    assert_gradients_are_as_exact(Taken(tmp_path, "parts", text_of_form(MOVED[name])), name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MOVED)
+def test_triton_steps_take_any_number_of_rows_that_are_moved(name, tmp_path):
+    taken = Taken(tmp_path, "parts", text_of_form(MOVED[name]), "cuda")
+    assert_gradients_are_as_exact(taken, name)
+
+
 @needs_triton
 def test_interpreted_gradients_are_as_exact_as_pytorchs(tmp_path):
-    forms = {name: FORMS[name] for name in STEPS}
+    forms = {name: FORMS[name] for name in STEPS} | MOVED
     interpreted("test_in_place", "check_triton_steps", str(tmp_path), forms)
