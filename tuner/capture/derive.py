@@ -257,10 +257,10 @@ class _Operator:
         if found is None and planned(mine.joint) is not None:
             # Strides of what is permuted may know the batch.
             found = self._for_any_batch(mine, other, _Steps.PERMUTED_APART)
-        if found is None and planned(mine.joint) is not None:
-            # A batch of rows that are no longer the first dimension of a result, say.
-            own = replace(other, joint=mine.joint)
-            found = self._for_any_batch(mine, own, _Steps.OF_ONE_BATCH)
+            if found is None:
+                # A batch of rows that are no longer the first dimension of a result, say.
+                own = replace(other, joint=mine.joint)
+                found = self._for_any_batch(mine, own, _Steps.OF_ONE_BATCH)
         if found is None and mine.joint is not None:
             # Any batch matters more than a step of training.
             found = self._for_any_batch(replace(mine, joint=None), replace(other, joint=None))
