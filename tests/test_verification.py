@@ -447,7 +447,9 @@ def test_the_files_of_one_trial_have_versions_of_their_own(verification):
 def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verification):
     check = Check(True, "float32", "", (), is_thorough=True)
     slower = Finalist(7, check, Interval(0.9, 0.88, 0.92, 0.95, 5), 11.0, 10.0)
+    verification.schedule = verification.schedule.of_pytorch
     exported, notes = verification.instead.pytorch(slower)
+    assert exported.others == () and exported.step is None
     # Not the verdict: on a busy machine two clocks may contradict each other, a rejection.
     assert len(exported.check.probes) > 20
     assert all(probe.is_accepted for probe in exported.check.probes)

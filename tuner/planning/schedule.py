@@ -8,6 +8,7 @@ search gets the rest. No probe of a check is ever left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tuner.config.run_config import RunConfig
@@ -103,11 +104,21 @@ class Schedule:
     reductions: tuple[str, ...] = ()
     left_s: float | None = None  # of that, when it was fitted
     more_processes: int = 0  # that race where those that are planned scatter too much to tell
+    is_of_pytorch: bool = False  # whose race is on the given data alone, without steps
 
     @property
     def of_pytorch(self) -> Schedule:
         """The same for PyTorch's own modules: what their race shows is all but known."""
-        return replace(self, num_finalists=1, num_processes=MIN_PROCESSES, more_processes=0)
+        few = MIN_PROCESSES
+        return replace(
+            self, num_finalists=1, num_processes=few, more_processes=0, is_of_pytorch=True
+        )
+
+    def raced_on(
+        self, others: Mapping[str, str], has_steps: bool
+    ) -> tuple[Mapping[str, str], bool]:
+        """Return the data that a race is on as well, and whether steps of training are raced."""
+        return ({}, False) if self.is_of_pytorch else (others, has_steps)
 
     @property
     def stop(self) -> StopSection | None:

@@ -40,7 +40,6 @@ __all__ = ["Verification"]
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 NUM_SPARES = 2  # files that are compiled before one of those that are checked is rejected
 SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
-NOWHERE: Mapping[str, JobSpec] = {}
 
 
 @dataclass(slots=True)
@@ -166,7 +165,7 @@ class Verification:
             if why := profile_into(self.run.path, self.planned.spec, result, self.rival.ready):
                 self.observer.on_stage(f"  not profiled: {why}")
 
-    def export(self, file: ExportFile, at: Mapping[str, JobSpec] = NOWHERE) -> Finalist:
+    def export(self, file: ExportFile, at: Mapping[str, JobSpec]) -> Finalist:
         """Check and race one file alone, and put it under its name, or beside it as rejected.
 
         It is raced `at` further problems as well, each with a name.
@@ -383,10 +382,11 @@ class Verification:
             return more
 
         def race_of(contenders: list[Contender]) -> Race:
-            return Racer(self.planned.spec, self.rival.ready).race(
-                contenders, num_processes=num_processes, seconds=self.schedule.samples_s,
-                others=self.planned.config.others, has_steps=self.planned.takes_steps,
-                on_round=on_round, until_s=self.deadline_s, goes_on=goes_on,
+            planned, schedule = self.planned, self.schedule
+            others, has_steps = schedule.raced_on(planned.config.others, planned.takes_steps)
+            return Racer(planned.spec, self.rival.ready).race(
+                contenders, num_processes=num_processes, seconds=schedule.samples_s, others=others,
+                has_steps=has_steps, on_round=on_round, until_s=self.deadline_s, goes_on=goes_on,
             )  # fmt: skip
 
         self.verifier.free()  # what a race takes of a GPU may be nearly all of it

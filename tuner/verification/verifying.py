@@ -84,7 +84,7 @@ def export_trial(
                 planned, toolchain, run, writer, verifier, seed, compiler, observer,
                 scheduled(planned.config, Costs()),
             )  # fmt: skip
-            entry = verification.export(file)
+            entry = verification.export(file, {})
     return (target if entry.check.is_accepted else file.rejected_path), entry.check
 
 
