@@ -24,6 +24,8 @@ def problem_of(tmp_path, init: str) -> Problem:
         ("self.w = nn.Parameter(torch.empty(6))", "w"),
         ("self.register_buffer('w', torch.empty(6))", "w"),
         ("self.w, self.v = 1.0, nn.Parameter(torch.Tensor(3))", "v"),
+        ("self.w = 1.0; self.register_buffer('v', torch.ones(3).new_empty(9))", "v"),
+        ("self.w = 1.0; self.register_buffer('v', torch.empty_like(torch.ones(9)))", "v"),
     ],
 )
 def test_what_has_no_values_is_named(init, name, tmp_path):
@@ -48,9 +50,13 @@ def test_what_has_values_is_not(init, tmp_path):
     require_initialised(problem_of(tmp_path, init))
 
 
-def test_memory_that_the_first_module_had_says_nothing_of_the_second(tmp_path):
-    """Of many modules some are given memory that others before them had."""
-    problem = problem_of(tmp_path, "self.w = nn.Parameter(torch.empty(6))")
-    for _ in range(200):
+@pytest.mark.parametrize("size", [6, 200, 5000])
+def test_what_lies_in_memory_says_nothing(size, tmp_path):
+    """Memory that holds NaN is given to the next module, or some that holds random bytes."""
+    problem = problem_of(tmp_path, f"self.w = nn.Parameter(torch.empty({size}))")
+    for _ in range(20):
+        before = [torch.full((size,), torch.nan) for _ in range(9)]
+        before.append(torch.get_rng_state())
+        del before
         with pytest.raises(ProblemError, match="no values to w"):
             require_initialised(problem)

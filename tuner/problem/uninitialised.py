@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tuner.problem.reference import Problem
 
 __all__ = ["require_initialised"]
 
-MOST_TRIES = 4
+# Operations of PyTorch that leave memory as they find it.
+EMPTY = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+    "resize_",
+}  # fmt: skip
 MOST_NUMBERS = 2**24  # of a state; a larger one takes seconds to construct
 
 
@@ -29,10 +34,12 @@ def require_initialised(problem: Problem) -> None:
     if sum(sizes) > MOST_NUMBERS:
         return
     with _filled_memory():
-        filled = given = _with_nan(problem)
-    for _ in range(MOST_TRIES):  # in which memory may hold NaN by chance
-        given = given & _with_nan(problem) if given else given
-    if unset := filled - given:
+        filled = _with_nan(problem)
+    if not filled:
+        return
+    with _zeros_for_empty():
+        own = _with_nan(problem)  # which the constructor gives
+    if unset := filled - own:
         names = ", ".join(sorted(unset))
         raise problem.error(
             f"Model gives no values to {names}: its memory holds what was there before, so that "
@@ -45,11 +52,7 @@ def require_initialised(problem: Problem) -> None:
 def _with_nan(problem: Problem) -> set[str]:
     """Return the names of parameters and buffers in which there is a NaN."""
     state = problem.make_model(0).state_dict()
-    found = {n for n, x in state.items() if x.is_floating_point() and bool(x.isnan().any())}
-    for x in state.values():  # the next module is given the same memory, most often
-        with suppress(RuntimeError, NotImplementedError):  # a subclass may have no storage
-            x.untyped_storage().fill_(0)
-    return found
+    return {n for n, x in state.items() if x.is_floating_point() and bool(x.isnan().any())}
 
 
 @contextmanager
@@ -65,3 +68,23 @@ def _filled_memory() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(was, warn_only=warns)
+
+
+@contextmanager
+def _zeros_for_empty() -> Iterator[None]:
+    """Let memory that is not initialised hold zeros: what was there before is a NaN by chance."""
+    import torch
+
+    kind: Any = torch.utils._python_dispatch.TorchDispatchMode
+
+    class Zeros(kind):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made = function(*args, **(kwargs or {}))
+            if function.overloadpacket.__name__ in EMPTY:
+                made.zero_()
+            return made
+
+    with Zeros():
+        yield
