@@ -28,7 +28,7 @@ from tuner.check.calls.touches import TOUCHES, Touches
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BEFORE_CALL", "History", "set_mode"]
+__all__ = ["BEFORE_CALL", "History", "is_unread", "set_mode"]
 
 
 MOST_MADE = 4  # modules of which one may lie where an earlier one lay
@@ -52,6 +52,13 @@ def _converted(model: torch.nn.Module, dtype: Dtype) -> torch.nn.Module:
     method = {"float64": "double", "float16": "half", "bfloat16": "bfloat16"}[dtype]
     result: torch.nn.Module = getattr(model, method)()
     return result
+
+
+def is_unread(name: str, script: Script) -> bool:
+    """Whether a question has a tensor as a weight that a module has already, or is never given."""
+    acts = {action for actions in script.before for action in actions}
+    is_read = script.mapped or not acts <= {"train", "eval"}
+    return name.startswith(("state.", "other.")) and not is_read
 
 
 class History:

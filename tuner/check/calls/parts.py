@@ -35,20 +35,25 @@ MORE_OUTPUTS = 3  # of a Linear that takes another's place
 Next = Callable[[list[str]], str]  # picks a name; "" where there is none
 
 
-def copied(model: torch.nn.Module) -> torch.nn.Module:
+def copied(model: torch.nn.Module, *, is_wide: bool = False) -> torch.nn.Module:
     """Return a deep copy, also of a module on which a call has left what autograd has made.
 
-    PyTorch copies only tensors that are no results; what is one becomes a number of the copy.
+    PyTorch copies only tensors that are no results; what is one becomes a number of the copy. One
+    that `is_wide` is in float64, as `double` makes it, of which weights are copied once.
     """
     import torch
 
     made: dict[int, Any] = {}
+    for weight in model.parameters() if is_wide else ():
+        if type(weight) is torch.nn.Parameter and weight.is_floating_point():
+            made[id(weight)] = torch.nn.Parameter(weight.detach().double(), weight.requires_grad)
     for value in (value for part in model.modules() for value in vars(part).values()):
         if isinstance(value, torch.Tensor) and not value.is_leaf:
             made[id(value)] = value.detach().clone()
         elif type(value) in EMPTY and not value and not getattr(value, "__dict__", None):
             made[id(value)] = type(value)()
-    return copy.deepcopy(model, made)
+    found = copy.deepcopy(model, made)
+    return found.double() if is_wide else found
 
 
 def _child(

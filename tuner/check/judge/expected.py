@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.calls.crossing import Action, Question, Report, Script
 from tuner.check.calls.gradients import OUTPUT_FACTORS
+from tuner.check.calls.history import is_unread
 from tuner.check.calls.parts import copied
 from tuner.check.judge.compare import SMALL_BATCH, Error, errors_of, repeats
 from tuner.check.judge.kinks import Replay
@@ -131,7 +132,7 @@ class _Reference:
         script = script_of(problem, probe, arguments, tensors, known, device)
         if script.is_forward:
             draw_tangents(arguments, tensors, probe, model)
-        wide = copied(model).double()
+        wide = copied(model, is_wide=True)
         ways = [(way, around, copied(model)) for way, around in _other_ways(probe, script, device)]
         start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
         with math_mode(self.accuracy):
@@ -168,7 +169,10 @@ class _Reference:
 
     def _oracle(self, own: _Answer, wide: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return the answer in float64."""
-        tensors = {name: widened(value) for name, value in own.tensors.items()}
+        tensors = {
+            name: value if is_unread(name, own.script) else widened(value)
+            for name, value in own.tensors.items()
+        }
         used_up = frozenset(id(t) for n, t in tensors.items() if t is not own.tensors[n])
         with exact_convolutions():
             report, oracle = played(

@@ -73,7 +73,7 @@ def expected_of_call(
         exact: Sequence[torch.Tensor] = first
         if not is_rough:
             on_wide()
-            wide, given = copied(model).double(), [widened(value) for value in arguments]
+            wide, given = copied(model, is_wide=True), [widened(value) for value in arguments]
             with exact_convolutions():
                 exact = problem.call(wide, given)
                 if not is_stable:  # by rounding, which float64 nearly has not, or by a call before
