@@ -9,8 +9,8 @@ KernelBench's format, eager and torch.compile as they are called and configured 
 
 Whole forward in training mode (or `--eval`), cold L2, CUDA events, under `no_grad` as KernelBench
 times it. Prints a line a contender: median, noise, and the ratio to eager float32 of the same
-round (its median), with a 95 % interval for one more round. On a CPU, or with `--eager`, the
-compiled lines are left out, on a CPU TF32 as well.
+round (its median), with a 95 % interval for one more round. Of an operator the compiled lines are
+left out on a CPU, or with `--eager`, on a CPU TF32 as well.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="leave out torch.compile")
     parser.add_argument("exports", type=Path, nargs="*")
     options = parser.parse_args()
+    if options.module and (options.eager or options.exports):
+        parser.error("--module: eager and torch.compile alone; leave out --eager and files")
     for path in options.module or [load_family(options.op).reference]:
         _report(load_problem(path, options.sizes), path, options)
 

@@ -109,10 +109,10 @@ class Schedule:
     @property
     def of_pytorch(self) -> Schedule:
         """The same for PyTorch's own modules: what their race shows is all but known."""
-        few = MIN_PROCESSES
         return replace(
-            self, num_finalists=1, num_processes=few, more_processes=0, is_of_pytorch=True
-        )
+            self, num_finalists=1, num_processes=MIN_PROCESSES, more_processes=0,
+            is_of_pytorch=True,
+        )  # fmt: skip
 
     def raced_on(
         self, others: Mapping[str, str], has_steps: bool
