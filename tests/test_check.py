@@ -903,14 +903,16 @@ def test_float32_limit_is_twice_the_baselines_or_sixteen_ulp(problem):
 
 @pytest.mark.parametrize("accuracy", [FLOAT32, LOOSE])
 @pytest.mark.parametrize("spoilt", [0.0, 1e30, float("inf"), float("-inf"), float("nan")])
-def test_few_elements_are_compared_as_many_are(spoilt, accuracy, monkeypatch):
+def test_a_cpus_pieces_are_compared_as_a_gpus_tensors_are(spoilt, accuracy, monkeypatch):
     want = torch.linspace(-3.0, 5.0, 960, dtype=torch.float64).view(40, 24)
     got = want.float() * (1.0 + 2e-4 * torch.linspace(0.0, 1.0, 24))
     got[3, 5] = spoilt
-    few = compare(got.T, want.T, None, accuracy)
-    monkeypatch.setattr("tuner.check.judge.compare.FEW", 0)
-    many = compare(got.T, want.T, None, accuracy)
-    assert dataclasses.astuple(few) == pytest.approx(dataclasses.astuple(many), rel=1e-12)
+    monkeypatch.setattr("tuner.check.judge.sums_of_errors.CACHED_ELEMENTS", 100)
+    on_cpu = [compare(g, want.T, None, accuracy) for g in (got.T, got.bfloat16().T)]
+    monkeypatch.setattr("tuner.check.judge.compare.Comparison._is_on_cpu", False)
+    as_on_gpu = [compare(g, want.T, None, accuracy) for g in (got.T, got.bfloat16().T)]
+    for mine, theirs in zip(on_cpu, as_on_gpu, strict=True):
+        assert dataclasses.astuple(mine) == pytest.approx(dataclasses.astuple(theirs), rel=1e-12)
 
 
 def test_under_32_rows_the_limit_is_four_times_the_baselines(problem):

@@ -19,6 +19,7 @@ from tuner.evaluate.race import Race
 from tuner.evaluate.race_sets import RaceSets, Ready, raise_if
 from tuner.evaluate.raced_steps import race_steps, warm_up_steps
 from tuner.evaluate.second_clock import SecondClock
+from tuner.evaluate.timed import NUM_UNTIMED
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.worker import Worker
 from tuner.machine.turns import turns_of
@@ -35,6 +36,9 @@ MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
 FEW_WARM_UPS = 2  # of processes that have raced before
 WARM_UP_SAMPLES = 5
+# With all around it, a call as long as the threads of the process before it are awake: one that is
+# not timed is enough, and a warm-up as short as a turn.
+SLOW_S = 0.05
 MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in fewer
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
@@ -285,8 +289,8 @@ class Racer:
             refusal = "" if contender.is_ours else self._calls.kept_outputs(racers[0], racer)
             raise_if(contender, refusal)
 
-    def _burst(self, racer: Worker, num_samples: int) -> list[float]:
-        data = self._calls.burst(racer, num_samples).data
+    def _burst(self, racer: Worker, num_samples: int, *, is_slow: bool = False) -> list[float]:
+        data = self._calls.burst(racer, num_samples, 1 if is_slow else NUM_UNTIMED).data
         self._num_throttled += data["num_throttled"]
         self._preempted_per_s = data["preempted_per_s"]
         self._num_shortages = max(self._num_shortages, data["num_shortages"])
@@ -307,14 +311,19 @@ class Racer:
         """
         # Warm up until two turns of each agree: allocators and huge pages settle slowly. The last
         # turn sets the burst's length: short, so that drift hits all alike.
-        before = [0.0] * len(racers)
+        before, is_slow = [0.0] * len(racers), False
         begun_s = time.perf_counter()
         for number in range(max_warm_ups):
             start_s = time.perf_counter()
             if number >= FEW_WARM_UPS and start_s - begun_s > MOST_WARM_UP_S * len(racers):
                 break
-            now = [statistics.median(self._burst(racer, WARM_UP_SAMPLES)) for racer in racers]
-            sample_s = (time.perf_counter() - start_s) / (WARM_UP_SAMPLES * len(racers))
+            num_samples = MIN_BURST if is_slow else WARM_UP_SAMPLES
+            now = [
+                statistics.median(self._burst(racer, num_samples, is_slow=is_slow))
+                for racer in racers
+            ]
+            sample_s = (time.perf_counter() - start_s) / (num_samples * len(racers))
+            is_slow = sample_s >= SLOW_S
             if all(abs(n - b) <= STEADY * n for n, b in zip(now, before, strict=True)):
                 break
             before = now
@@ -322,25 +331,25 @@ class Racer:
         num_rounds = max(min_rounds or MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
         rounds: list[list[list[float]]] = [[] for _ in racers]
         for number in range(num_rounds):
-            turn, is_disturbed = self._round(racers, num_samples, is_odd=number % 2 == 1)
+            turn, is_disturbed = self._round(racers, num_samples, number, is_slow=is_slow)
             while is_disturbed and self._num_disturbed < num_rounds:
                 self._num_disturbed += 1
                 time.sleep(DISTURBED_WAIT_S)
-                turn, is_disturbed = self._round(racers, num_samples, is_odd=number % 2 == 1)
+                turn, is_disturbed = self._round(racers, num_samples, number, is_slow=is_slow)
             for lane, burst in zip(rounds, turn, strict=True):
                 lane.append(burst)
             on_round((number + 1) / num_rounds)
         return rounds
 
     def _round(
-        self, racers: Sequence[Worker], num_samples: int, *, is_odd: bool
+        self, racers: Sequence[Worker], num_samples: int, number: int, *, is_slow: bool
     ) -> tuple[list[list[float]], bool]:
         """Return one burst of each, and whether one was disturbed."""
         order = list(range(len(racers)))
         bursts: list[list[float]] = [[] for _ in racers]
         is_disturbed = False
-        for place in reversed(order) if is_odd else order:
-            bursts[place] = self._burst(racers[place], num_samples)
+        for place in reversed(order) if number % 2 else order:
+            bursts[place] = self._burst(racers[place], num_samples, is_slow=is_slow)
             # A GPU's own clock hardly sees what becomes of the host.
             is_disturbed |= self._preempted_per_s > MOST_PREEMPTED_PER_S and not self._is_gpu
         return bursts, is_disturbed

@@ -144,7 +144,7 @@ class Timed:
         with torch.no_grad(), math_mode(self._accuracy):
             return {"rounds": rounding_at_rows(self.model, self.inputs[0])}, ()
 
-    def time_model(self, num_samples: int) -> Answer:
+    def time_model(self, num_samples: int, num_untimed: int = NUM_UNTIMED) -> Answer:
         """Return that many samples of one call's time; the caller interleaves processes.
 
         A few elements of each call's outputs are kept, also of those that are not timed.
@@ -158,7 +158,7 @@ class Timed:
         preempted_before, start_s = num_preempted(), time.perf_counter()
         with self._calls():
             self._settle()
-            self.timer.samples(lambda i: model(*inputs[i]), NUM_UNTIMED)
+            self.timer.samples(lambda i: model(*inputs[i]), num_untimed)
             samples = self.timer.samples(lambda i: model(*inputs[i]), num_samples)
         return {
             "samples_us": samples,

@@ -59,10 +59,11 @@ class TimedCalls:
         """Count anew: the processes were given other inputs."""
         self._num_asked.clear()
 
-    def burst(self, racer: Worker, num_samples: int) -> Reply:
-        """Ask for that many samples."""
-        self._num_asked[racer] += NUM_UNTIMED + num_samples
-        return _asked_of(racer, "time_model", {"num_samples": num_samples})
+    def burst(self, racer: Worker, num_samples: int, num_untimed: int = NUM_UNTIMED) -> Reply:
+        """Ask for that many samples, behind so many calls that are not timed."""
+        self._num_asked[racer] += num_untimed + num_samples
+        wanted = {"num_samples": num_samples, "num_untimed": num_untimed}
+        return _asked_of(racer, "time_model", wanted)
 
     def steps(self, racer: Worker, num_samples: int) -> list[float] | str:
         """Ask for that many samples of a step of training; return why there are none else.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from tuner.export.aten_calls import header_of, made_by, written_by
 from tuner.kernel import kept_memory
 from tuner.kernel.operands import as_cpp
 from tuner.kernel.python_calls import given, tensor_names
@@ -83,9 +84,13 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     # than all the rest.
     steps = [step for call in plan.calls for step in call.steps]
     made = [tensor for call in plan.calls for tensor in call.made]
-    operations = {step.function for step in steps if step.kind == "aten"}
+    headers = {
+        header_of(step.function, len(step.args), is_out=not step.gives)
+        for step in steps
+        if step.kind == "aten"
+    }
     if is_gpu:
-        operations |= {"zeros" if tensor.zero else "empty" for tensor in made}
+        headers |= {f"ATen/ops/{'zeros' if tensor.zero else 'empty'}.h" for tensor in made}
     keeps = bool(made) and not is_gpu
     registers = "torch/library.h" if is_gpu else "torch/csrc/stable/library.h"
     lines = [
@@ -96,7 +101,7 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
         *(f"#include <{name}>" for name in kept_memory.HEADERS if keeps),
         "#include <ATen/Parallel.h>",
         "#include <ATen/core/Tensor.h>",
-        *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
+        *(f"#include <{header}>" for header in sorted(headers) if header),
         f"#include <{registers}>",
     ]
     if any(call.given_outputs for call in plan.calls):
@@ -282,21 +287,11 @@ def _body(plan: Plan, is_gpu: bool) -> list[str]:
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 
 
-def _is_method_alone(function: str) -> bool:
-    """Whether C++ has an operation of PyTorch's only as a method of its first tensor."""
-    import torch
-
-    is_function = hasattr(torch._C._VariableFunctions, function) or function == "index"
-    return hasattr(torch.Tensor, function) and not is_function
-
-
 def _step(step: Step, plan: Plan, tensors: set[str], numbers: set[str], is_gpu: bool) -> list[str]:
     if step.gives:
         lines = []
         words = [as_cpp(a, step.function) for a in step.args]
-        made = f"at::{step.function}({', '.join(words)})"
-        if _is_method_alone(step.function):
-            made = f"{words[0]}.{step.function}({', '.join(words[1:])})"
+        made = made_by(step.function, words)
         if step.gives in plan.together:
             name = plan.together[step.gives]
             lines = [f"const auto {name} = {made};"] if plan.is_first_of(step) else []
@@ -305,7 +300,7 @@ def _step(step: Step, plan: Plan, tensors: set[str], numbers: set[str], is_gpu: 
         return [*lines, f"const at::Tensor {step.gives} = {given(step, made, plan.dense, '')};"]
     if step.kind == "aten":
         words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-        return [f"at::{step.function}_out({', '.join([str(step.out), *words])});"]
+        return [f"{written_by(step.function, str(step.out), words)};"]
     words = []
     for argument in step.args:
         if argument == "null":

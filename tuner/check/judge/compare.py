@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.calls.exercise import read_at_once
-from tuner.check.judge.sums_of_errors import FEW, chunks, differences, sums_of, sums_of_few
+from tuner.check.judge.sums_of_errors import chunks, differences, sums_of, sums_on_cpu
 from tuner.problem.accuracy import Accuracy
 
 if TYPE_CHECKING:
@@ -148,13 +148,16 @@ class Comparison:
     beside: Error | None = None
 
     @property
-    def _is_small(self) -> bool:
-        return self.want.numel() <= FEW and bool(self.got.is_cpu and self.want.is_cpu)
+    def _is_on_cpu(self) -> bool:
+        return bool(self.got.is_cpu and self.want.is_cpu)
 
     def quick_sums(self, accuracy: Accuracy | None) -> list[torch.Tensor]:
-        """Return what an error is made of where all is finite: a fourth of what else it takes."""
+        """Return what an error is made of where all is finite: a fourth of what else it takes.
+
+        On a CPU, where nothing is waited for, `error` makes it.
+        """
         is_plain = self.want.is_floating_point() and self.unjudged is None
-        if not is_plain or not self.want.numel() or self._is_small:
+        if not is_plain or not self.want.numel() or self._is_on_cpu:
             return []
         pieces = chunks(self.got, self.want, None)
         is_sized = self.beside is None
@@ -172,8 +175,8 @@ class Comparison:
             )
         if not want.numel():
             return Error()
-        if unjudged is None and self._is_small:
-            rows = [sums_of_few(got, want, accuracy)]
+        if unjudged is None and self._is_on_cpu:
+            rows = sums_on_cpu(got, want, accuracy, is_sized=beside is None)
         # So are the largest error and the squares, where all are.
         if not rows or not all(math.isfinite(sum(row[:2])) for row in rows):
             sums = []
