@@ -36,12 +36,13 @@ MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
 FEW_WARM_UPS = 2  # of processes that have raced before
 WARM_UP_SAMPLES = 5
-# With all around it, a call as long as the threads of the process before it are awake: one that is
-# not timed is enough, and a warm-up as short as a turn.
-SLOW_S = 0.05
 MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in fewer
+# A call, and all around it, longer than the threads of the process before it stay awake: one that
+# is not timed is enough ahead of a turn, two turns are enough to settle.
+SLOW_S = 0.05
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
-MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
+# A program beside takes some 100 to 250 time slices a second, the system by itself up to 50.
+MOST_PREEMPTED_PER_S = 60.0
 DISTURBED_WAIT_S = 0.2
 SHARE_OF_OTHERS = 0.25  # of the samples, once more, on each of the other data
 STEPS_ON = "ordinary"  # the data of steps of training, where they are timed
@@ -315,7 +316,8 @@ class Racer:
         begun_s = time.perf_counter()
         for number in range(max_warm_ups):
             start_s = time.perf_counter()
-            if number >= FEW_WARM_UPS and start_s - begun_s > MOST_WARM_UP_S * len(racers):
+            is_long = is_slow or start_s - begun_s > MOST_WARM_UP_S * len(racers)
+            if number >= FEW_WARM_UPS and is_long:
                 break
             num_samples = MIN_BURST if is_slow else WARM_UP_SAMPLES
             now = [
