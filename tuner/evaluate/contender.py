@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from tuner.kernel.compiler_words import require_disk
 from tuner.trial import Build, Candidate, to_json
 
 __all__ = [
-    "CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "import_ahead", "loaded",
-    "started",
+    "CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "import_ahead",
+    "importing_later", "loaded", "started",
 ]  # fmt: skip
 
+REFUSED_WITHIN_S = 6.0
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 # For processes that answer probes and are not timed. Threads that spin where they wait take the
 # cores from the other process of a check: it took four times as long. Memory that is kept spares
@@ -156,6 +158,17 @@ def import_ahead() -> None:
     """Begin to start what forks the processes of checks and of the search; does not wait."""
     for env in (QUIET, {}):
         new_worker("", env=env).get_ready()
+
+
+@contextmanager
+def importing_later() -> Iterator[None]:
+    """Do as `import_ahead` where what is inside takes longer than files that are refused do."""
+    timer = threading.Timer(REFUSED_WITHIN_S, import_ahead)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def get_ready(spec: JobSpec, contenders: Sequence[Contender], first: str = "") -> None:

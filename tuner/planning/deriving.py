@@ -27,7 +27,7 @@ from tuner.capture.tasks.step_records import Captured
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_choice, parse_mode, parse_rows
 from tuner.errors import InputError, NothingToGainError, input_errors
-from tuner.evaluate.contender import QUIET, import_ahead
+from tuner.evaluate.contender import QUIET, import_ahead, importing_later
 from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed
 from tuner.kernel.family import load_family
@@ -89,7 +89,7 @@ def derive_operator(
         # In this process PyTorch says how a captured operation is called. No daemon: an import
         # that is cut off where a process ends may crash it.
         Thread(target=import_module, args=("torch",), name="import").start()
-    with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
+    with importing_later(), new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         module = _Module(path, asked, observer, folder, _found(worker, path, asked))
         module.say_what_was_captured()
         if asked.match != "none":
