@@ -19,7 +19,6 @@ from tuner.evaluate.race import Race
 from tuner.evaluate.race_sets import RaceSets, Ready, raise_if
 from tuner.evaluate.raced_steps import race_steps, warm_up_steps
 from tuner.evaluate.second_clock import SecondClock
-from tuner.evaluate.timed import NUM_UNTIMED
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.worker import Worker
 from tuner.machine.turns import turns_of
@@ -291,7 +290,7 @@ class Racer:
             raise_if(contender, refusal)
 
     def _burst(self, racer: Worker, num_samples: int, *, is_slow: bool = False) -> list[float]:
-        data = self._calls.burst(racer, num_samples, 1 if is_slow else NUM_UNTIMED).data
+        data = self._calls.burst(racer, num_samples, is_slow=is_slow).data
         self._num_throttled += data["num_throttled"]
         self._preempted_per_s = data["preempted_per_s"]
         self._num_shortages = max(self._num_shortages, data["num_shortages"])

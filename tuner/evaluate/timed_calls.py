@@ -20,6 +20,7 @@ from tuner.trial import ProbeResult, from_json
 
 __all__ = ["TimedCalls", "is_own_path"]
 
+FEW_UNTIMED = 1  # of slow calls, which outlast the threads of the process before
 MOST_JUDGED = 16  # calls of one contender in one set of processes
 JOB_TIMEOUT_S = 300.0
 # What costs next to nothing: views, and memory that is not written. Copies and conversions cost
@@ -59,8 +60,9 @@ class TimedCalls:
         """Count anew: the processes were given other inputs."""
         self._num_asked.clear()
 
-    def burst(self, racer: Worker, num_samples: int, num_untimed: int = NUM_UNTIMED) -> Reply:
-        """Ask for that many samples, behind so many calls that are not timed."""
+    def burst(self, racer: Worker, num_samples: int, *, is_slow: bool = False) -> Reply:
+        """Ask for that many samples, and fewer calls ahead of them that are not timed if slow."""
+        num_untimed = FEW_UNTIMED if is_slow else NUM_UNTIMED
         self._num_asked[racer] += num_untimed + num_samples
         wanted = {"num_samples": num_samples, "num_untimed": num_untimed}
         return _asked_of(racer, "time_model", wanted)
