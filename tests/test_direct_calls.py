@@ -389,8 +389,8 @@ def test_a_launch_is_on_the_current_stream_and_in_graphs(launches):
 # ---- the same in C++ --------------------------------------------------------------------------
 
 
-def test_calls_are_methods_where_cpp_has_no_function_and_return_no_views():
-    """`at::unfold` is none; a convolution of one dimension gives a view of one of two."""
+def test_calls_are_methods_where_cpp_has_them_and_return_no_views():
+    """There is no `at::unfold`; a convolution of one dimension gives a view of one of two."""
     steps = (Step("aten", "unfold", ("x", "-1", "2", "1"), gives="y"),)
     plan = replace(PLAN, steps=steps)
     text = cpp_binding(plan, "cpp", "mine")
@@ -398,4 +398,8 @@ def test_calls_are_methods_where_cpp_has_no_function_and_return_no_views():
     assert "at::unfold(" not in text and "at::AutoDispatchBelowADInplaceOrView" in text
     between = replace(PLAN, steps=(Step("aten", "relu", ("x",), gives="z"), *PLAN.steps))
     text = cpp_binding(between, "cpp", "mine")
-    assert "at::relu(x)" in text and "AutoDispatchBelowADInplaceOrView" not in text
+    assert (
+        "x.relu()" in text
+        and "ATen/ops/" not in text
+        and "AutoDispatchBelowADInplaceOrView" not in text
+    )

@@ -608,7 +608,7 @@ def test_a_turn_in_which_other_programs_ran_is_repeated_but_not_for_ever(
     monkeypatch.setattr(racing, "DISTURBED_WAIT_S", 0.0)
     racer, reported = Racer(planned.spec), [0.0] * 2 + preempted  # warm-ups first
 
-    def burst(_, num_samples):
+    def burst(_, num_samples, *, is_slow):
         racer._preempted_per_s = reported.pop(0) if len(reported) > 1 else reported[0]
         return [10.0] * num_samples
 
