@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from tuner.export.aten_calls import header_of, made_by, written_by
+from tuner.export.aten_calls import header_of, made_by
 from tuner.kernel import kept_memory
 from tuner.kernel.operands import as_cpp
 from tuner.kernel.python_calls import given, tensor_names
@@ -85,7 +85,7 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     steps = [step for call in plan.calls for step in call.steps]
     made = [tensor for call in plan.calls for tensor in call.made]
     headers = {
-        header_of(step.function, len(step.args), is_out=not step.gives)
+        header_of(step.function, len(step.args)) if step.gives else f"ATen/ops/{step.function}.h"
         for step in steps
         if step.kind == "aten"
     }
@@ -300,7 +300,7 @@ def _step(step: Step, plan: Plan, tensors: set[str], numbers: set[str], is_gpu: 
         return [*lines, f"const at::Tensor {step.gives} = {given(step, made, plan.dense, '')};"]
     if step.kind == "aten":
         words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-        return [f"{written_by(step.function, str(step.out), words)};"]
+        return [f"at::{step.function}_out({', '.join([str(step.out), *words])});"]
     words = []
     for argument in step.args:
         if argument == "null":
