@@ -22,7 +22,7 @@ __all__ = [
     "importing_later", "loaded", "started",
 ]  # fmt: skip
 
-REFUSED_WITHIN_S = 6.0
+REFUSED_WITHIN_S = 6.0  # a file that cannot be captured, most often: processes start for 5 s
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 # For processes that answer probes and are not timed. Threads that spin where they wait take the
 # cores from the other process of a check: it took four times as long. Memory that is kept spares
