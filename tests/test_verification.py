@@ -144,7 +144,8 @@ def test_every_finalist_is_a_verified_file_and_the_winner_has_the_name(verified)
     assert result is not None and result.exported is not None
     others = {e.trial for e in result.finalists} - {result.winner}
     names = {path.name for path in (run.path / "export").glob("*.py")}
-    assert names == {"model_new.py", *(f"trial_{number}.py" for number in others)}
+    reasons = [entry.check.reason for entry in run.checks()]
+    assert names == {"model_new.py", *(f"trial_{number}.py" for number in others)}, reasons
     for path in (run.path / "export").glob("*.py"):
         assert VERIFIED in first_line(path)
         assert read_certificate(path).interval is not None

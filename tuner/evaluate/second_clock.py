@@ -18,7 +18,7 @@ __all__ = ["SecondClock"]
 CROSS_CHECK_S = 0.03  # of calls in a row
 CROSS_CHECKS = 8  # times that the clocks must disagree before a contender is refused
 # A processor that others have too: rests of whole seconds, which a minute's builds may leave.
-BUSY_LOAD, BUSY_CHECKS, BUSY_REST_S = 2.0, 8, 3.0  # processes that want a core, for each
+BUSY_LOAD, BUSY_CHECKS, BUSY_REST_S = 1.0, 8, 3.0  # processes that want a core, for each
 CLOCK_US = 100.0  # of a call on a CPU that its own clock need not see: Python, what is kept
 NUM_SAMPLES = 3  # of the contender's own clock, whose median counts
 
@@ -53,9 +53,8 @@ class SecondClock:
             lane: which of them is the contender's.
             is_bound_here: whether its launches are our own binding's, in Python.
         """
-        host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
-        allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
-        load = 0.0
+        allowed_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
+        load, refusal = 0.0, ""
         for attempt in range(CROSS_CHECKS + BUSY_CHECKS):
             if attempt == CROSS_CHECKS:
                 load = self._load_of_others()
@@ -63,15 +62,23 @@ class SecondClock:
                     return refusal
             # What else runs is over at some time.
             time.sleep(BUSY_REST_S if load else attempt * CROSS_CHECK_S)
-            slowdown = self._wall_us(racers[0], reported_us[0]) / reported_us[0]
+            slowdown = self._slowdown(racers[0], reported_us[0])
             before = statistics.median(self._samples_us(racers[lane]))
             wall_us = self._wall_us(racers[lane], reported_us[lane])
             after = statistics.median(self._samples_us(racers[lane]))
             slowest = max(reported_us[lane], before, after)
+            if not self._is_gpu:  # what began meanwhile slows the baseline and Python, too
+                slowdown = max(slowdown, self._slowdown(racers[0], reported_us[0]))
+                allowed_us = CLOCK_US * max(1.0, slowdown)
             refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
             if not refusal:
                 return ""
         return f"{refusal}; or other programs: load {load:.1f} on {usable_cores()} cores"
+
+    def _slowdown(self, baseline: Worker, reported_us: float) -> float:
+        """Return how many times as long as it reported the baseline takes by this clock."""
+        allowed_us = 0.0 if self._is_gpu else CLOCK_US
+        return self._wall_us(baseline, reported_us) / (reported_us + allowed_us)
 
     def _load_of_others(self) -> float:
         """Return how many processes want a processor that times, where these are far too many."""
