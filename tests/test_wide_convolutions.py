@@ -54,7 +54,7 @@ def test_answers_are_pytorchs(monkeypatch, is_transposed, dims, shape, has_bias,
     monkeypatch.setattr(wide_convolutions, "MOST_ELEMENTS", most_elements)
     convolution, x = convolution_of(is_transposed, dims, shape, has_bias)
     expected = answers(convolution, x)
-    with by_products("cpu")():
+    with by_products("cpu"):
         assert_same(answers(convolution, x), expected)
 
 
@@ -73,7 +73,7 @@ def test_functional_transforms_pass(is_transposed):
         return [*torch.func.jvp(call, (x,), (x * x,)), torch.func.vmap(call)(both)]
 
     expected = transformed()
-    with by_products("cpu")():
+    with by_products("cpu"):
         assert_same(transformed(), expected)
 
 
@@ -90,7 +90,7 @@ def test_pytorch_says_what_is_wrong(kind, more, shape):
     convolution, x = kind(4, 6, 3, **more).double(), torch.randn(shape).double()
     with pytest.raises(RuntimeError) as expected:
         convolution(x)
-    with by_products("cpu")(), pytest.raises(RuntimeError) as found:
+    with by_products("cpu"), pytest.raises(RuntimeError) as found:
         convolution(x)
     assert str(found.value) == str(expected.value)
 
@@ -100,7 +100,7 @@ def test_pytorch_says_what_is_wrong(kind, more, shape):
 def test_groups_and_float32_are_left_to_pytorch(groups, dtype):
     convolution = torch.nn.Conv2d(4, 6, 3, groups=groups).to(dtype)
     x = torch.randn(2, 4, 9, 9, dtype=dtype)
-    with by_products("cpu")(), torch.profiler.profile(acc_events=True) as seen:
+    with by_products("cpu"), torch.profiler.profile(acc_events=True) as seen:
         convolution(x)
     is_ours = groups == 1 and dtype == torch.float64
     names = {event.key for event in seen.key_averages()}

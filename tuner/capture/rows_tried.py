@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.capture.any_batch import quotient_of
 from tuner.capture.graph.tracing import fake_module, resized
+from tuner.problem.dispatching import dispatched
 from tuner.problem.modes import TuneMode
 from tuner.problem.reference import Problem
 
@@ -100,7 +101,6 @@ def _called(
     """Call a module of fake tensors on so many rows; None where it fails, or takes most steps."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_flatten
 
     record = _Record()
@@ -116,14 +116,11 @@ def _called(
                 record.numbers += _numbers(leaf)
             return made
 
-    class Steps(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            record.num_steps += 1
-            if most is not None and record.num_steps > most:
-                raise RuntimeError("more steps than at the batch of the record")
-            return func(*args, **(kwargs or {}))
+    def counted(func: Any, args: Any, kwargs: Any) -> Any:
+        record.num_steps += 1
+        if most is not None and record.num_steps > most:
+            raise RuntimeError("more steps than at the batch of the record")
+        return func(*args, **kwargs)
 
     tensors = [*inputs[0], *model.parameters(), *model.buffers()]
     fake = next((x.fake_mode for x in tensors if hasattr(x, "fake_mode")), None)
@@ -136,7 +133,7 @@ def _called(
         # Recurrent networks are known by shape there.
         with fake, enable_python_dispatcher(), redirect_stdout(said), redirect_stderr(said):
             given = resized(*inputs, rows)
-            with Steps(), Functions():
+            with dispatched(counted), Functions():
                 model(*given)
     except Exception:  # whatever a user's forward raises there
         return None

@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from tuner.check.calls.exercise import dispatched
 from tuner.errors import ProblemError
 from tuner.kernel.binding import BoundOp
+from tuner.problem.dispatching import dispatched
 from tuner.problem.reference import PRIVATE, Problem, arguments_of_constructor
 
 __all__ = [

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.calls.exercise import dispatched
 from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.dispatching import dispatched
 
 if TYPE_CHECKING:
     import torch

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tuner.problem.dispatching import dispatched
 from tuner.problem.reference import Problem
 
 __all__ = ["require_initialised"]
@@ -70,21 +71,13 @@ def _filled_memory() -> Iterator[None]:
         torch.use_deterministic_algorithms(was, warn_only=warns)
 
 
-@contextmanager
-def _zeros_for_empty() -> Iterator[None]:
+def _zeros_for_empty() -> AbstractContextManager[Any]:
     """Let memory that is not initialised hold zeros: what was there before is a NaN by chance."""
-    import torch
 
-    kind: Any = torch.utils._python_dispatch.TorchDispatchMode
+    def run(function: Any, args: Any, kwargs: Any) -> Any:
+        made = function(*args, **kwargs)
+        if function.overloadpacket.__name__ in EMPTY:
+            made.zero_()
+        return made
 
-    class Zeros(kind):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            made = function(*args, **(kwargs or {}))
-            if function.overloadpacket.__name__ in EMPTY:
-                made.zero_()
-            return made
-
-    with Zeros():
-        yield
+    return dispatched(run)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from tuner.capture.graph.tracing import fake_module
+from tuner.problem.dispatching import dispatched
 from tuner.problem.reference import Problem
 
 __all__ = ["fast_paths"]
@@ -24,24 +25,20 @@ def fast_paths(problem: Problem) -> list[str]:
         CaptureError: the module or its inputs cannot be made.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     found: list[str] = []
 
-    class Watched(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            name = str(func.overloadpacket)
-            if name.rpartition(".")[2] in _FUSED and name not in found:
-                found.append(name)
-            return func(*args, **(kwargs or {}))
+    def watched(func: Any, args: Any, kwargs: Any) -> Any:
+        name = str(func.overloadpacket)
+        if name.rpartition(".")[2] in _FUSED and name not in found:
+            found.append(name)
+        return func(*args, **kwargs)
 
     with fake_module(problem, "eval") as (model, _, values, _):
         kinds = torch.nn.MultiheadAttention | torch.nn.TransformerEncoderLayer
         if not any(isinstance(part, kinds) for part in model.modules()):
             return []
         # What fails without gradients fails when it is checked, with its reason.
-        with suppress(Exception), torch.no_grad(), Watched():
+        with suppress(Exception), torch.no_grad(), dispatched(watched):
             model(*values)
     return found

@@ -19,6 +19,7 @@ import xxhash
 from tuner.check.calls.crossing import Script
 from tuner.check.calls.layouts import opposite
 from tuner.check.calls.lending import as_bytes
+from tuner.problem.dispatching import dispatched
 from tuner.problem.returned import is_plain, tensors_of, words_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ __all__ = [
     "checksum_of",
     "checksums",
     "checksums_of",
-    "dispatched",
     "keys_of",
     "kinds_of",
     "mode_of",
@@ -105,21 +105,6 @@ def recorded(
 
     with dispatched(record):
         yield
-
-
-def dispatched(run: Callable[[Any, Any, Any], Any]) -> contextlib.AbstractContextManager[Any]:
-    """Let `run` make each operation of PyTorch's dispatcher, with its arguments."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    words = {
-        "__torch_dispatch__": lambda mode, func, types, args=(), kwargs=None: run(
-            func, args, kwargs or {}
-        ),
-        # Else the first operation imports all of dynamo: 1.2 s.
-        "_should_skip_dynamo": classmethod(lambda cls: False),
-    }
-    made: contextlib.AbstractContextManager[Any] = type("Mode", (TorchDispatchMode,), words)()
-    return made
 
 
 def _products_of(func: Any, args: Any, kwargs: Any, made: Any) -> int:

@@ -11,9 +11,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.calls.exercise import dispatched, outputs_of
+from tuner.check.calls.exercise import outputs_of
 from tuner.check.judge.cumulative_products import linear_gradients
 from tuner.check.probes.probe import Probe
+from tuner.problem.dispatching import dispatched
 
 if TYPE_CHECKING:
     import torch

@@ -8,14 +8,14 @@ the filter at each pixel is copied, of some pixels at a time, and one product co
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.judge.cumulative_products import linear_gradients
+from tuner.problem.dispatching import dispatched
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def exact_convolutions(is_wanted: bool = True) -> Iterator[None]:
     if not is_wanted or not torch.cuda.is_initialized():  # each operation would pass through it
         yield
         return
-    with linear_gradients(), by_products("cuda")():
+    with linear_gradients(), by_products("cuda"):
         yield
 
 
@@ -170,30 +170,22 @@ def _parts(shape: Sequence[int], weight: torch.Tensor) -> Iterator[Part]:
             yield samples, slice(None), slice(first, min(first + most_rows, num_rows))
 
 
-@functools.cache
-def by_products(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return the class of a mode that convolves float64 by products on such devices.
-
-    It stands below autograd and `torch.func`, which see nothing of it.
-    """
+def by_products(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a mode that convolves float64 by products on such devices."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     convolve = torch.ops.aten.convolution.default
     differentiate = torch.ops.aten.convolution_backward.default
 
-    class ByProducts(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            made = None
-            if func is convolve and _is_fitting(device, args[0], args[1], args[8]):
-                made = _convolved(*args)
-            elif func is differentiate and _is_fitting(device, args[1], args[2], args[9]):
-                made = _differentiated(*args)
-            return func(*args, **(kwargs or {})) if made is None else made
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        made = None
+        if func is convolve and _is_fitting(device, args[0], args[1], args[8]):
+            made = _convolved(*args)
+        elif func is differentiate and _is_fitting(device, args[1], args[2], args[9]):
+            made = _differentiated(*args)
+        return func(*args, **kwargs) if made is None else made
 
-    return ByProducts
+    return dispatched(run)
 
 
 def _is_fitting(device: str, x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
