@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: tune test test-all check install clean
+.PHONY: tune test test-all test-sanitized check install clean
 
 tune: install
 	$(BIN)/tune --config search_spaces/quickstart.yaml
@@ -14,6 +14,21 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+# Generated C++ under gcc's address and undefined-behaviour sanitizers: the tests that call it in
+# their own process. Tensors come from the sanitizer's malloc, which knows where each ends.
+SANITIZED := across any_module batched_modules batched_products binding converted_products eval_mode \
+	fast_paths half_convolutions image_tiles in_place kinks means operations partitions permuted \
+	pooling_gradients product_epilogues product_moments ranges results_of_steps returned rewrites \
+	rules_of_steps scans steps steps_statistics templates_cpu trained_modules
+test-sanitized: install
+	bin=$$(mktemp -d); for name in g++ c++; do \
+		ln -s $(CURDIR)/tests/sanitizing_compiler.sh $$bin/$$name; done; \
+	libraries="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)"; \
+	TUNER_TESTS_CXX=$$(command -v g++) CXX=$$bin/c++ PATH=$$bin:$$PATH LD_PRELOAD="$$libraries" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	PYTHONMALLOC=malloc \
+	$(BIN)/python -m pytest --brief -n 2 --dist loadfile $(SANITIZED:%=tests/test_%.py)
 
 # Formatting, lint and types; what CONTRIBUTING.md asks for before a change is sent.
 check: install

@@ -46,11 +46,24 @@ def make(request: pytest.FixtureRequest) -> Make:
     return lambda shape: made(like, shape)
 
 
-def test_what_a_result_held_is_handed_out_again_once_it_is_gone(make: Make) -> None:
-    result = make(LARGE)
+def is_handed_out_again(make: Make, holder: Callable[[torch.Tensor], object]) -> bool:
+    """Hold a result for a while; whether its memory is what another result has afterwards."""
+    result = make(LARGE).fill_(1.0)
     place = result.data_ptr()
+    held = holder(result)
     del result
-    assert make(LARGE).data_ptr() == place
+    others = [make(LARGE).fill_(2.0) for _ in range(3)]
+    assert place not in {y.data_ptr() for y in others}
+    del held
+    return make(LARGE).data_ptr() == place
+
+
+# What is given back while a thread of this process forks is let go instead: asked again then.
+TRIES = 3
+
+
+def test_what_a_result_held_is_handed_out_again_once_it_is_gone(make: Make) -> None:
+    assert any(is_handed_out_again(make, lambda result: result) for _ in range(TRIES))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +77,10 @@ def test_what_a_result_held_is_handed_out_again_once_it_is_gone(make: Make) -> N
     ],
     ids=["view", "numpy", "dlpack", "storage", "detached"],
 )
-def test_what_somebody_still_reads_is_not_handed_out(make: Make, holder: object) -> None:
-    result = make(LARGE).fill_(1.0)
-    place = result.data_ptr()
-    held = holder(result)  # type: ignore[operator]
-    del result
-    others = [make(LARGE).fill_(2.0) for _ in range(3)]
-    assert place not in {y.data_ptr() for y in others}
-    del held
-    assert make(LARGE).data_ptr() == place
+def test_what_somebody_still_reads_is_not_handed_out(
+    make: Make, holder: Callable[[torch.Tensor], object]
+) -> None:
+    assert any(is_handed_out_again(make, holder) for _ in range(TRIES))
 
 
 def test_memory_that_went_to_another_process_is_left_alone(make: Make) -> None:
