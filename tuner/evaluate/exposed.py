@@ -10,8 +10,10 @@ from collections.abc import Callable
 from tuner.evaluate.timers import Call, Timer, no_garbage_collection
 from tuner.machine.platforms import is_gpu
 
-__all__ = ["ExposedTimer", "num_preempted"]
+__all__ = ["MOST_PREEMPTED_PER_S", "ExposedTimer", "num_preempted"]
 
+# A program beside takes some 100 to 250 time slices a second, the system by itself up to 50.
+MOST_PREEMPTED_PER_S = 60.0
 _now_ns = time.perf_counter_ns  # before any candidate could patch it
 NUM_UNTIMED = 2  # calls before a row that is timed: threads wake up, caches hold its own
 

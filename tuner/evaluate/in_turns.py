@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tuner.by_batch import AtBatch, Way
-from tuner.evaluate.exposed import ExposedTimer, num_preempted
+from tuner.evaluate.exposed import MOST_PREEMPTED_PER_S, ExposedTimer, num_preempted
 from tuner.evaluate.measure import interleave
 from tuner.evaluate.timers import Call
 from tuner.intervals import median_interval
@@ -25,7 +25,7 @@ SHORT_S = 2e-3  # what a sample of short calls takes: several of them, and more 
 FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
 IDLE_ROUNDS = 3  # times as many of one call each
 # Turns are repeated where other programs took the processor so often, a few times in all.
-CALLS_PREEMPTED, MOST_PREEMPTED_PER_S, MOST_REPEATED = 0.25, 40.0, 3
+CALLS_PREEMPTED, MOST_REPEATED = 0.25, 3
 
 
 class InTurns:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from tuner.errors import TunerError
 from tuner.evaluate.asking import is_of_memory, require_memory, waits_for_memory
 from tuner.evaluate.contender import Contender, Unedited, get_ready
+from tuner.evaluate.exposed import MOST_PREEMPTED_PER_S
 from tuner.evaluate.job_spec import JobSpec, too_fast
 from tuner.evaluate.race import Race
 from tuner.evaluate.race_sets import RaceSets, Ready, raise_if
@@ -40,8 +41,6 @@ MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in
 # is not timed is enough ahead of a turn, two turns are enough to settle.
 SLOW_S = 0.05
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
-# A program beside takes some 100 to 250 time slices a second, the system by itself up to 50.
-MOST_PREEMPTED_PER_S = 60.0
 DISTURBED_WAIT_S = 0.2
 SHARE_OF_OTHERS = 0.25  # of the samples, once more, on each of the other data
 STEPS_ON = "ordinary"  # the data of steps of training, where they are timed
