@@ -320,7 +320,8 @@ class Session:
         self._learn(call_s=call_s + is_cpu * FLUSH_S)
         if is_cpu and outline is not None and self.asked.costs.check_s == Costs().check_s:
             rows = self.planned.num_rows or 1
-            self._learn(check_s=check_s_on_cpu(call_s, outline.num_bytes, rows))
+            least_s = min(baseline.samples_us) * 1e-6  # other programs stretch the rest
+            self._learn(check_s=check_s_on_cpu(least_s, outline.num_bytes, rows))
 
     def _searched(self, work: _Search) -> str:
         """Search; return why it ended."""
