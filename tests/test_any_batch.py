@@ -65,6 +65,15 @@ def test_another_batch_shares_no_factor():
     assert another_batch(4, {4, 5, 7, 49}) == 11
 
 
+def test_another_batch_is_one_whose_loops_are_cut_alike():
+    """Of 8 x 784 numbers a thread sums a channel alone, of 11 x 784 several do."""
+    assert another_batch(8, {28, 128, 784}, {784}) == 5  # 7 divides 28
+    assert another_batch(8, {28, 128, 784}, {784, 4}) == 5
+    assert another_batch(12, {28}, {784}) == 13
+    assert another_batch(2, {56}, {3136}) == 3  # none is below
+    assert another_batch(8192, {16}, {1}) == 8209
+
+
 MIXED = """\
 import torch
 from torch import nn

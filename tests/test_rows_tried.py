@@ -56,7 +56,9 @@ def test_forward_is_called_at_few_rows_and_at_many(name, tmp_path):
     problem = load_problem(path)
     batch = capture(problem).batch
     assert batch is not None
-    assert rows_tried(problem, "train", (batch, another_batch(batch))) == FORMS[name][-1]
+    other = another_batch(batch)
+    assert rows_tried(problem, "train", (batch, other)) == FORMS[name][-1]
+    assert rows_tried(problem, "train", (other, batch)) == FORMS[name][-1]
 
 
 def test_what_forward_prints_is_not_printed_again(tmp_path, capfd):

@@ -200,6 +200,8 @@ OVER_THE_BATCH = {
                   "self.m(self.n(self.l(x).flatten(0, 1)))", "torch.randn(8, 4, 9)"),
     "channels": ("self.c, self.n = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)",
                  "F.silu(self.n(self.c(x)))", "torch.randn(8, 3, 9, 7)"),
+    "nearly so long that threads share them": (
+        "self.n = nn.BatchNorm2d(3)", "torch.relu(self.n(x))", "torch.randn(8, 3, 28, 28)"),
     "columns": ("self.w = nn.Parameter(torch.rand(40))",
                 "(x - x.mean(0)) * self.w / len(x)", "torch.randn(8, 40)"),
     "loss": ("self.w = nn.Parameter(torch.rand(40))",

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from tuner.capture.graph.graph import Graph, Node, Operand
 from tuner.capture.nests.batch_numbers import BatchNumber, Linear
 from tuner.capture.nests.index_space import axes_of
+from tuner.capture.nests.indexing import SPLIT_COLUMNS
 from tuner.capture.nests.precision import FLOATS
 from tuner.capture.nests.ranges import most_rows_of
 from tuner.capture.tasks.step_records import Captured
@@ -26,6 +27,7 @@ __all__ = [
     "any_batch",
     "lacks_batch",
     "moved_rows",
+    "numbers_of_columns",
     "quotient_of",
     "with_batch_numbers",
 ]
@@ -44,12 +46,36 @@ _COPY = re.compile(r" +copy_\d+ = ")  # of a view that a step keeps for its back
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 
-def another_batch(batch: int, sizes: Container[int] = ()) -> int:
-    """Return the next prime that is none of a module's other sizes: it divides none of them."""
-    found = max(3, batch + 1)
-    while found in sizes or any(found % d == 0 for d in range(2, math.isqrt(found) + 1)):
-        found += 1
-    return found
+def another_batch(batch: int, sizes: Collection[int] = (), per_row: Collection[int] = ()) -> int:
+    """Return the next prime that is none of a module's other sizes: it divides none of them.
+
+    Loops are cut by how long they are: where those over all rows would be cut otherwise then, one
+    below. `per_row` is of how many numbers of each row these may be.
+    """
+    above = max(3, batch + 1)
+    while above in sizes or not _is_prime(above):
+        above += 1
+
+    def lengths(rows: int) -> list[bool]:
+        return [count * rows >= SPLIT_COLUMNS for count in per_row]
+
+    own = lengths(batch)
+    if lengths(above) == own:
+        return above
+    for below in range(batch - 1, 2, -1):
+        if _is_prime(below) and lengths(below) == own and all(size % below for size in sizes):
+            return below
+    return above
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % d for d in range(2, math.isqrt(number) + 1))
+
+
+def numbers_of_columns(graph: Graph) -> set[int]:
+    """Return of how many numbers of each row reductions over all rows may be, as of a channel."""
+    shapes = [node.shape for node in graph.nodes if node.shape[:1] == (graph.batch,)]
+    return {math.prod(s) for shape in shapes for s in (shape[2:], shape[1:-1])}
 
 
 def moved_rows(one: Graph, other: Graph) -> str:

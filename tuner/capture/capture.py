@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.capture.any_batch import another_batch
+from tuner.capture.any_batch import another_batch, numbers_of_columns
 from tuner.capture.graph.calls import is_assertion
 from tuner.capture.graph.graph import MAX_CONSTANT, Argument, Graph, Operand, Ref, Tensor, live
 from tuner.capture.graph.lowering import Lowering, dtype_name, plain
@@ -52,7 +52,7 @@ def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
         return None
     sizes = {size for t in graph.given for size in t.shape}
     sizes |= {size for node in graph.nodes for size in node.shape}
-    other = another_batch(graph.batch, sizes)
+    other = another_batch(graph.batch, sizes, numbers_of_columns(graph))
     try:
         found = capture(problem, mode=graph.mode, batch=other)
         rows = rows_tried(problem, graph.mode, (graph.batch, other))

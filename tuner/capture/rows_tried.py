@@ -80,12 +80,12 @@ def rows_tried(
         if not is_same_at(other):
             return None
         tried = _TRIED if found[own].num_steps <= _FEW_STEPS else (1, 2, *_TRIED[2::3])
-        fewest, most_rows = own, other
-        for rows in (n for n in reversed(tried) if n < own):
+        fewest, most_rows = sorted(batches)
+        for rows in (n for n in reversed(tried) if n < min(batches)):
             if not is_same_at(rows):
                 break
             fewest = rows
-        for rows in (n for n in tried if n > other):
+        for rows in (n for n in tried if n > max(batches)):
             if not is_same_at(rows):
                 break
             most_rows = rows

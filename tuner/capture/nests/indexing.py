@@ -8,8 +8,8 @@ from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.space import Space
 
 __all__ = [
-    "counted", "inner_rows", "is_split", "is_split_by_blocks", "lies_apart", "loaded", "offset",
-    "part_places", "row_dims", "stored", "tail_stride",
+    "SPLIT_COLUMNS", "counted", "inner_rows", "is_split", "is_split_by_blocks", "lies_apart",
+    "loaded", "offset", "part_places", "row_dims", "stored", "tail_stride",
 ]  # fmt: skip
 
 # At most so many rows of; no power of 2, which many a module has at its own batch but not at the
