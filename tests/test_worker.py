@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -113,6 +114,18 @@ def test_what_a_receiver_writes_into_shared_memory_reaches_nobody():
     assert (first[0], first[5], second[5]) == (0, 7, 0)
     for each in (ours, theirs):
         each.close()
+
+
+def test_a_dead_child_that_nobody_asks_for_any_more_leaves_no_socket_open():
+    worker = Worker(ENTRY, name="forgotten")
+    worker.start()
+    child = worker._child
+    sock, thread = child.channel.sock, child._thread
+    os.kill(child.pid, signal.SIGKILL)
+    thread.join(ANSWER_S)
+    del worker, child, thread
+    gc.collect()
+    assert sock.fileno() == -1
 
 
 def test_many_small_calls_reuse_one_process(worker):

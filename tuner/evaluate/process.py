@@ -23,6 +23,7 @@ import socket
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ class Child:
             os.close(output)
         self.pid, self._pidfd = self._process.pid, self._process.pidfd
         self.channel = Channel(sock, self._pidfd)
+        # Where it died, and nobody asks for it any more, nobody reaps it.
+        weakref.finalize(self, sock.close).atexit = False
         self._thread = threading.Thread(target=self._read_output, daemon=True)
         self._thread.start()
 

@@ -157,6 +157,7 @@ class _Server:
         self.parent_pid = os.getpid()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
+        weakref.finalize(self, self._socket.close).atexit = False  # where it never starts, say
         self._error: OSError | None = None
         if first is None:
             self._start(env, theirs)
