@@ -25,10 +25,11 @@ test-sanitized: install
 	bin=$$(mktemp -d); for name in g++ c++; do \
 		ln -s $(CURDIR)/tests/sanitizing_compiler.sh $$bin/$$name; done; \
 	libraries="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)"; \
-	TUNER_TESTS_CXX=$$(command -v g++) CXX=$$bin/c++ PATH=$$bin:$$PATH LD_PRELOAD="$$libraries" \
+	TUNER_TESTS_CXX=$$(command -v g++) PATH=$$bin:$$PATH LD_PRELOAD="$$libraries" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	PYTHONMALLOC=malloc \
-	$(BIN)/python -m pytest --brief -n 2 --dist loadfile $(SANITIZED:%=tests/test_%.py)
+	$(BIN)/python -m pytest --brief -n 2 --dist loadfile $(SANITIZED:%=tests/test_%.py); \
+	status=$$?; rm -r $$bin; exit $$status
 
 # Formatting, lint and types; what CONTRIBUTING.md asks for before a change is sent.
 check: install

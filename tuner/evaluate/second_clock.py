@@ -53,7 +53,7 @@ class SecondClock:
             lane: which of them is the contender's.
             is_bound_here: whether its launches are our own binding's, in Python.
         """
-        allowed_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
+        host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
         load, refusal = 0.0, ""
         for attempt in range(CROSS_CHECKS + BUSY_CHECKS):
             if attempt == CROSS_CHECKS:
@@ -67,10 +67,10 @@ class SecondClock:
             wall_us = self._wall_us(racers[lane], reported_us[lane])
             after = statistics.median(self._samples_us(racers[lane]))
             slowest = max(reported_us[lane], before, after)
-            if not self._is_gpu:  # what began meanwhile slows the baseline and Python, too
+            refusal = self._contradicted(slowest, wall_us, slowdown, host_us)
+            if refusal and not self._is_gpu:  # what began meanwhile slows the baseline, too
                 slowdown = max(slowdown, self._slowdown(racers[0], reported_us[0]))
-                allowed_us = CLOCK_US * max(1.0, slowdown)
-            refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
+                refusal = self._contradicted(slowest, wall_us, slowdown, host_us)
             if not refusal:
                 return ""
         return f"{refusal}; or other programs: load {load:.1f} on {usable_cores()} cores"
@@ -79,6 +79,13 @@ class SecondClock:
         """Return how many times as long as it reported the baseline takes by this clock."""
         allowed_us = 0.0 if self._is_gpu else CLOCK_US
         return self._wall_us(baseline, reported_us) / (reported_us + allowed_us)
+
+    def _contradicted(
+        self, latency_us: float, wall_us: float, slowdown: float, host_us: float
+    ) -> str:
+        """Do as `contradicted`; on a CPU, Python is slowed as the baseline is."""
+        allowed_us = host_us if self._is_gpu else CLOCK_US * max(1.0, slowdown)
+        return contradicted(latency_us, wall_us, slowdown=slowdown, allowed_us=allowed_us)
 
     def _load_of_others(self) -> float:
         """Return how many processes want a processor that times, where these are far too many."""

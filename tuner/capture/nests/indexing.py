@@ -15,7 +15,7 @@ __all__ = [
 # At most so many rows of; no power of 2, which many a module has at its own batch but not at the
 # next prime, so that its loops would not be cut alike at both.
 SPLIT_ROWS = 768
-SPLIT_COLUMNS = 8192  # at least so many columns are split between threads
+SPLIT_COLUMNS = 8192  # at least so many columns are split; `another_batch` keeps to one side
 SPLIT_BLOCKS = 10_000  # at most so many rows that lie beside each other, some 32 to a block
 SPLIT_BATCH = 700  # at least so many columns over the batch of those; no power of 2, as above
 
