@@ -218,6 +218,115 @@ def test_another_form_of_inputs_is_seen(name, block):
             torch.testing.assert_close(mine(x), own(x))
 
 
+def beside(x: Tensor, dim: int, place: int) -> Tensor:
+    """Return one half of a tensor whose other half is NaN."""
+    halves = [torch.full_like(x, float("nan"))] * 2
+    halves[place] = x
+    return torch.cat(halves, dim).chunk(2, dim)[place]
+
+
+# Inputs that are not contiguous, and whether their dimensions lie as those of one that is.
+VIEWS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "first half": (lambda x: beside(x, 1, 0), True),
+    "second half": (lambda x: beside(x, 1, 1), True),
+    "columns apart": (lambda x: beside(x[..., None], 2, 0)[..., 0], True),
+    "rows apart": (lambda x: beside(x[:, None], 1, 1)[:, 0], True),
+    "a row of columns apart": (lambda x: beside(x[:1].t(), 1, 0).t(), True),
+    "turned": (lambda x: x.t().contiguous().t(), False),
+    "a half, turned": (lambda x: beside(x.t(), 1, 0).t(), False),
+    "one column": (lambda x: x[:, :1].expand(x.shape), False),
+    "one row": (lambda x: x[:1].expand(x.shape), False),
+    "rows that overlap": (lambda x: x.reshape(-1).as_strided(x.shape, (3, 1)), False),
+}
+
+
+def assert_taken(
+    taken: Taken, mine: nn.Module, own: nn.Module, whole: Tensor, view: str, is_in_order: bool
+) -> None:
+    """Hold a view's results and gradients to the reference's: values, strides, and by whom."""
+    made = {**VIEWS, **IMAGES}[view][0]
+    found = []
+    for model in (mine, own):
+        of = whole.clone().requires_grad_()
+        x = made(of)
+        assert not x.is_contiguous()
+        with counted(taken) as calls:
+            y = model(x)
+            grads = torch.autograd.grad(y.sin().sum(), [of, *model.parameters()])
+            with torch.no_grad():
+                z = model(x)
+        assert bool(calls) == (model is mine and is_in_order)
+        if calls:
+            assert {*calls} == {"fused_kept", "fused_gradients", "fused_op"}
+        found.append([y, z, *grads])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_parts_of_a_larger_tensor_take_the_kernels(view, block):
+    """As halves do. Another order of dimensions, or one place for several elements, does not."""
+    mine, own = pair(block)
+    for seed in (2, 3):  # new, and known
+        assert_taken(block, mine, own, given(seed), view, VIEWS[view][1])
+    torch.testing.assert_close(asked(mine, given(4)), asked(own, given(4)))
+
+
+IMAGES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "half of the channels": (lambda x: beside(x, 1, 1), True),
+    "half of the pixels": (lambda x: beside(x, 2, 0), True),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), False),
+    "half of the last channels": (
+        lambda x: beside(x.permute(0, 2, 3, 1), 3, 0).permute(0, 3, 1, 2), False
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pixels", [2, 1])
+def test_convolutions_see_whether_channels_come_last(pixels, tmp_path):
+    """Also by the strides of sizes of 1: of one pixel, too, their results lie as it does."""
+    text = TEXT.format(
+        init="self.a, self.b = nn.Conv2d(4, 6, 3, padding=2), nn.Conv2d(6, 6, 1)",
+        names="x",
+        forward="return self.b(torch.tanh(self.a(x)))",
+        inputs=f"torch.randn(5, 4, {pixels}, {pixels})",
+    )
+    taken = Taken(tmp_path, "images", text)
+    assert taken.module["_HAS_CALLS"]
+    whole = torch.randn(5, 4, pixels, pixels, generator=torch.Generator().manual_seed(1))
+    for view, (made, is_in_order) in IMAGES.items():
+        if not made(whole).is_contiguous():
+            assert_taken(taken, taken.mine, taken.own, whole, view, is_in_order)
+
+
+def saved_of(y: Tensor, *known: Tensor) -> tuple[set[int], int]:
+    """Return which of the known tensors' memory a step saved, and the bytes that it saved more."""
+    held = {x.untyped_storage().data_ptr(): x for x in y.grad_fn.saved_tensors}
+    places = {x.untyped_storage().data_ptr() for x in known}
+    more = sum(x.untyped_storage().nbytes() for place, x in held.items() if place not in places)
+    return held.keys() & places, more
+
+
+def test_a_step_saves_a_part_as_it_lies(block):
+    """A copy would be more to keep, and would not tell of an edit."""
+    mine, own = pair(block)
+    both = torch.randn(5, 12)
+    parameters = [*mine.parameters()]
+    with counted(block) as calls:
+        y = mine(both.chunk(2, 1)[0])
+        whole = given(1)
+        saved, more = saved_of(y, both, *parameters)
+        assert both.untyped_storage().data_ptr() in saved
+        assert more == saved_of(mine(whole), whole, *parameters)[1]
+    assert calls == ["fused_kept"] * 2
+    for model in (mine, own):
+        y = model(both.chunk(2, 1)[0])
+        both[:, 6:].zero_()  # what PyTorch counts are edits of the memory
+        with pytest.raises(RuntimeError, match="inplace"):
+            y.sum().backward()
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # jvp's own
 @pytest.mark.parametrize("name", ["autocast", "default dtype", "inference", "vmap", "tangents"])
 def test_other_circumstances_are_seen(name, block):

@@ -123,13 +123,26 @@ def is_in_range(x, size, ignored):
     return not bool((is_wrong if ignored is None else is_wrong & (x != ignored)).any())
 
 
+def is_in_order(x):
+    # Whether dimensions lie in memory as a contiguous tensor's do, with gaps between elements, as
+    # halves of a tensor have: to PyTorch's operations it is then as good as a contiguous copy,
+    # which operators make. By sizes of 1, too, convolutions see whether channels come last.
+    counts_ones, least = x.dim() > 2, 1
+    for size, stride in zip(x.shape[::-1], x.stride()[::-1]):
+        if size > 1 or counts_ones:
+            if stride < least:
+                return False
+            least = stride * size
+    return True
+
+
 def has_forms(inputs, on_cpu):
     # Whether inputs lie where they should, and have the dtypes and sizes that loops are for.
     batch = None
     for x, (dtype, is_batched, sizes) in zip(inputs, _GIVEN):
         if x.is_nested or x.layout is not torch.strided:
             return False
-        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
+        if not (x.is_cpu if on_cpu else x.is_cuda):
             return False
         if x.dtype != dtype or x.dim() != len(sizes) + is_batched or not x.numel():
             return False
@@ -142,7 +155,7 @@ def has_forms(inputs, on_cpu):
             elif batch != shape[0]:
                 return False
             shape = shape[1:]
-        if shape != sizes:
+        if shape != sizes or (_HAS_CALLS and not x.is_contiguous() and not is_in_order(x)):
             return False
     if not on_cpu and batch is not None and batch > _TUNED_ROWS:
         return all([x.numel() < 2**31 - 2**20 for x in inputs])
