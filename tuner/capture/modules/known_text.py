@@ -272,7 +272,9 @@ def at_once(op, *args):
     for x in args:
         pointers.append(x.data_ptr())
         if pointers[-1] % 16 or not x.is_contiguous() or x.is_neg():
-            return detached(op, *args)
+            if x.is_contiguous():
+                return detached(op, *args)
+            return at_once(op, *[x.contiguous() for x in args])  # sooner than by op
         form += x.shape, x.dtype, x.get_device()
     again = getattr(work, "again", None)  # what an earlier call of this form launched
     made = work(*args) if again is None else again(tuple(form), pointers, args)
