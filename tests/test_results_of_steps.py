@@ -18,6 +18,7 @@ from tuner.capture.capture import capture
 from tuner.capture.steps.joint import captured_of
 from tuner.capture.steps.step_plans import why_not_planned
 from tuner.problem.reference import load_problem
+from tuner.problem.returned import tensors_of
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 RELATED = [
@@ -622,3 +623,163 @@ def test_by_reference_a_part_with_slots_is_itself(tmp_path):
         return [g.detach(), *torch.autograd.grad(g.square().sum(), [x, *model.parameters()])]
 
     same(taken, second)
+
+
+NORMED = "self.n = nn.LayerNorm(16)"
+STATES = "h = torch.tanh(self.n(x)) * x; "
+VIEWS = {  # what forward returns of `h`, of 5 x 6 x 16 numbers
+    "the last": "h, h[:, -1]",
+    "turned": "h, h.transpose(1, 2)",
+    "in rows": "h, h.view(len(x), -1)",
+    "the view first": "h[:, -1], h",
+    "every other one": "h, h[:, ::2]",
+    "of a view": "h, h[:, -1], h[:, -1].view(len(x), 4, 4)",
+    "halves": "h, *h.chunk(2, -1)",
+    "expanded": "(m := h.mean(-1, keepdim=True)), m.expand(-1, -1, 3), h",
+    "the last, copied": "h, h[:, -1].clone()",
+    "turned, copied": "h, h.transpose(1, 2).contiguous()",
+    "turned, in rows": "h, h.transpose(1, 2).reshape(len(x), -1)",
+    "read by a third": "h, h[:, -1], torch.sin(h[:, -1]) * self.n.weight",
+    "in a dictionary": "{'all': h, 'last': h[:, -1]}",
+    "edited by forward": "h, h[:, -1].mul_(2.0)",
+}
+
+
+def normed(returned: str, states: str = STATES) -> str:
+    return text_of(NORMED, "x", f"{states}return {returned}", "torch.randn(5, 6, 16)")
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_results_leave_the_rest_to_kernels(name, tmp_path):
+    """Gradients of each result and of several, at two batches; memory is shared as in eager."""
+    taken = Taken(tmp_path, "module", normed(VIEWS[name]))
+    for batch in (None, 7):
+        calls = taken.num_calls
+        count = len(tensors_of(taken.own(*taken.inputs(1, batch))))
+        for of_loss in [c for n in range(1, count + 1) for c in combinations(range(count), n)]:
+            found = []
+            for model in (taken.mine, taken.own):
+                inputs = leaves_of(taken.inputs(1, batch))
+                made = tensors_of(model(*inputs))
+                bases = [y if y._base is None else y._base for y in made]
+                shared = [a is b for a, b in combinations(bases, 2)]
+                wanted = [*inputs, *model.parameters()]
+                loss = sum((made[i] * torch.linspace(1, 2, made[i].shape[-1])).sum()
+                           for i in of_loss)  # fmt: skip
+                found.append((shared, [*made, *torch.autograd.grad(loss, wanted)]))
+            (mine_shared, mine), (own_shared, own) = found
+            assert mine_shared == own_shared
+            for one, other in zip(mine, own, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert taken.num_calls > calls
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory) -> Taken:
+    """All states and the last, of which PyTorch keeps nothing: it may be edited."""
+    return Taken(tmp_path_factory.mktemp("states"), "module", normed("h, h[:, -1]"))
+
+
+@pytest.fixture(scope="module")
+def kept_states(tmp_path_factory) -> Taken:
+    """All states and the last, of which PyTorch keeps the first."""
+    text = normed("h, h[:, -1]", "h = torch.tanh(self.n(x)); ")
+    return Taken(tmp_path_factory.mktemp("kept"), "module", text)
+
+
+def the_last_scaled(model, x):
+    every, last = model(x)
+    last.mul_(2.0)
+    every.square().sum().backward()
+    return [every.detach(), last.detach()]
+
+
+def all_scaled(model, x):
+    every, last = model(x)
+    every.mul_(2.0)
+    last.square().sum().backward()
+    return [every.detach(), last.detach()]
+
+
+def overwritten(model, x):
+    every, last = model(x)
+    with torch.no_grad():
+        last.zero_()
+    every.square().sum().backward()
+    return [every.detach()]
+
+
+def filled_in(model, x):
+    every, last = model(x)
+    last.copy_(model.n.bias.expand(last.shape))
+    every.square().sum().backward()
+    return [every.detach()]
+
+
+def each_in_turn(model, x):
+    every, last = model(x)
+    last.sum().backward(retain_graph=True)
+    every.sum().backward()
+    return []
+
+
+def each_in_turn_though_freed(model, x):
+    every, last = model(x)
+    last.sum().backward()
+    every.sum().backward()
+    return []
+
+
+def detached_in_place(model, x):
+    return [model(x)[1].detach_()]
+
+
+def all_detached_in_place(model, x):
+    every, last = model(x)
+    every.detach_()
+    return [every.requires_grad, last.requires_grad]
+
+
+def heard_of_all(model, x):
+    every, last = model(x)
+    heard = []
+    every.register_hook(heard.append)
+    every.retain_grad()
+    last.square().sum().backward()
+    return [*heard, every.grad]
+
+
+def by_all(model, x):
+    every, last = model(x)
+    found = torch.autograd.grad(last.square().sum(), every, create_graph=True)
+    return [*found, *torch.autograd.grad(found[0].square().sum(), [*model.parameters()])]
+
+
+def penalty_of_the_last(model, x):
+    _, last = model(x.requires_grad_())
+    (found,) = torch.autograd.grad(last.square().sum(), x, create_graph=True)
+    found.square().sum().backward()
+    return [found.detach(), x.grad]
+
+
+def the_last_alone(model, x):
+    last = model(x)[1]
+    last.square().sum().backward()
+    return [last._base.shape]
+
+
+EDITED = [
+    the_last_scaled, all_scaled, overwritten, filled_in, each_in_turn, each_in_turn_though_freed,
+    detached_in_place, all_detached_in_place, heard_of_all, by_all, penalty_of_the_last,
+    the_last_alone,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("done", EDITED)
+@pytest.mark.parametrize("of", ["states", "kept_states"])
+def test_a_view_of_a_result_is_that_of_eager(done, of, request):
+    """Edits of one are edits of the other, or refused; hooks and gradients go through both."""
+    taken = request.getfixturevalue(of)
+    assert taken.module["_TAKES_STEPS"]
+    same(taken, done)

@@ -42,7 +42,10 @@ _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "extra: ")
 _AS_GIVEN = re.compile(
     r"(extra_)?sizes: |_TUNED_ROWS = |  (block_|num_warps|product_)\w*: |    default: "
 )
-_COPY = re.compile(r" +copy_\d+ = ")  # of a view that a step keeps for its backward
+# In a module's text: what is seen in a shape, copies that a step keeps, and its results.
+_SHAPED = re.compile(
+    r"\.(view|reshape|expand)\(\(|_unsafe_view\.default\(|^ +(copy|result)_\d+ = "
+)
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 
@@ -130,7 +133,7 @@ def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | No
     step = one.lstrip()
     is_view = step.startswith(_VIEWS)
     is_plan = step.startswith((*_PLAN, *_ESTIMATES)) or _TENSOR.match(one) is not None
-    is_result = ".view((" in one or "_unsafe_view.default(" in one or _COPY.match(one) is not None
+    is_result = _SHAPED.search(one) is not None
     if not (is_plan or is_result):
         return None
     mine, its = _NUMBER.split(one), _NUMBER.split(other)

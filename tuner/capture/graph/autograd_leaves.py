@@ -26,10 +26,12 @@ class Origins:
     Attributes:
         leaves: inputs and parameters, by name, but for those through `results` alone.
         results: the places of other results that it is computed from.
+        is_view: whether it lies in the memory of one of these.
     """
 
     leaves: frozenset[str]
     results: frozenset[int]
+    is_view: bool
 
 
 def origins_of(
@@ -49,8 +51,16 @@ def origins_of(
     found = []
     for result in results:
         own, others = _behind(result, places)
-        found.append(Origins(frozenset(names[id(x)] for x in own if id(x) in names), others))
+        leaves_of_it = frozenset(names[id(x)] for x in own if id(x) in names)
+        is_view = any(_share_memory(result, results[place]) for place in others)
+        found.append(Origins(leaves_of_it, others, is_view))
     return found
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether autograd knows two tensors as views of one, or one as a view of the other."""
+    bases = [x if x._base is None else x._base for x in (one, other)]
+    return bases[0] is bases[1]
 
 
 def between_of(results: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> list[int]:

@@ -35,6 +35,7 @@ from tuner.capture.steps.keeping import (
     steps_from_given,
     with_copies,
 )
+from tuner.capture.steps.result_views import made_as, result_views
 from tuner.capture.tasks.step_records import Backward, Captured, Joint, part_of, why_shared
 from tuner.problem.reference import Problem
 from tuner.problem.returned import tensors_of
@@ -297,6 +298,9 @@ class _Step(Operators):
         asked: Mapping[int, Mapping[str, str]],
         incoming: Sequence[Tensor | None],
     ) -> Joint:
+        views = result_views(nodes, outputs, self.origins)
+        made = [outputs[made_as(place, views)] for place in range(len(outputs))]
+        asked = {place: found for place, found in asked.items() if place not in views}
         grads = [t for t in incoming if t is not None]
         every_one = (name for found in asked.values() for name in found.values())
         wanted = [name for name in dict.fromkeys(every_one) if name]
@@ -307,7 +311,7 @@ class _Step(Operators):
         after = behind(nodes, {t.name for t in grads})
         if not {*wanted} <= after or after & {*outputs, *updates.values()}:
             raise NotGiven("one of its gradients does not depend on those that come in")
-        results = {*outputs, *updates.values()}
+        results = {*made, *updates.values()}
         kept, needed = divided(nodes, wanted, results, self.copied)
         is_alone = not set(kept) - results
         if few := reduced(nodes, needed, after, self.given, is_alone=is_alone):
@@ -327,15 +331,15 @@ class _Step(Operators):
         backwards = self._backwards(every, outputs, asked, incoming)
         forward = replace(
             graph,
-            nodes=live(nodes, {*outputs, *kept, *updates.values()}),
+            nodes=live(nodes, {*made, *kept, *updates.values()}),
             buffer_updates=updates,
-            outputs=(*outputs, *(name for name in kept if name not in outputs)),
+            outputs=(*made, *(name for name in kept if name not in made)),
         )
         import torch
 
         num_results, version = len(self.graph.outputs), str(torch.__version__)
         frozen, between = tuple(self.frozen), tuple(self.between)
-        return Joint(forward, num_results, backwards, copies, frozen, between, version)
+        return Joint(forward, num_results, backwards, views, copies, frozen, between, version)
 
     def _backwards(
         self,

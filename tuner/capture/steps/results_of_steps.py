@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tuner.capture.graph.graph import Graph
 from tuner.capture.modules.module_text import made_whole, result_of, spread_by
+from tuner.capture.steps.result_views import view_text
 from tuner.capture.tasks.stages import Stages
 from tuner.capture.tasks.step_records import Joint, why_shared
 
@@ -28,18 +29,19 @@ def why_not_given(joint: Joint) -> str:
 
 
 def _in_turn(joint: Joint) -> list[int]:
-    """Return the numbers of a step's backwards, each behind those of the results it reads."""
-    numbers = {each.place: number for number, each in enumerate(joint.backwards)}
+    """Return the places of results with gradients, each behind those that it is computed from."""
+    sources = {each.place: [*each.sources] for each in joint.backwards}
+    sources |= {place: [view.of] for place, view in joint.views.items()}
     found: list[int] = []
 
-    def add(number: int) -> None:
-        for source in joint.backwards[number].sources:
-            add(numbers[source])
-        if number not in found:
-            found.append(number)
+    def add(place: int) -> None:
+        for source in sources[place]:
+            add(source)
+        if place not in found:
+            found.append(place)
 
-    for number in range(len(joint.backwards)):
-        add(number)
+    for place in sorted(sources):
+        add(place)
     return found
 
 
@@ -50,9 +52,10 @@ def whole_in_step(joint: Joint, forward: Graph, stages: Stages) -> list[bool]:
     expanded, nor of several results in one memory, of which an edit of one is an edit of others.
     """
     found = made_whole(forward, stages)
-    real = [*stages.outputs[: joint.num_made]]
+    made = {i: name for i, name in enumerate(stages.outputs) if i < joint.num_made}
+    own = [real for i, real in made.items() if i not in joint.views]
     for i, name in enumerate(forward.outputs[: joint.num_made]):
-        is_one = real.count(real[i]) == 1
+        is_one = own.count(made[i]) == 1
         is_bool = forward.value(name).dtype == "bool"
         found[i] = found[i] or (is_one and not is_bool and not spread_by(forward, name))
     return found
@@ -82,15 +85,19 @@ def results_text(
         return result_of(of, name, source, is_own=place in numbers and not shared[place])
 
     lines = []
-    for number in _in_turn(joint):
-        each = joint.backwards[number]
-        sources = "".join(f", result_{source}" for source in each.sources)
+    in_turn = _in_turn(joint)
+    for place in in_turn:
+        if place in joint.views:
+            lines.append(f"            result_{place} = {view_text(joint.views[place])}\n")
+            continue
+        number = numbers[place]
+        sources = "".join(f", result_{source}" for source in joint.backwards[number].sources)
         call = (
             f"Step.apply({number}, self, held, given, *gradient_leaves({number}, given){sources})"
         )
-        lines.append(f"            result_{each.place} = {shaped(each.place, call)}\n")
+        lines.append(f"            result_{place} = {shaped(place, call)}\n")
     found = [
-        f"result_{place}" if place in numbers else shaped(place, f"held[0][{place}]")
+        f"result_{place}" if place in in_turn else shaped(place, f"held[0][{place}]")
         for place in range(joint.num_results)
     ]
     return "".join(lines), found

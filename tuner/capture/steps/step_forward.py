@@ -79,7 +79,8 @@ def values_of_step(graph: Graph, own: Stages, plan: StepPlan) -> StepValues:
     given = {t.name: t.name for t in graph.inputs}
     state = given_in_step(graph)[len(graph.inputs) :]
     given |= {t.name: f"state_{i}" for i, t in enumerate(state)}
-    kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
+    names = enumerate(joint.forward.outputs)
+    kept = {name: f"result_{i}" for i, name in names if i not in joint.views}
     kept |= {name: f"copy_{i}" for i, name in enumerate(joint.copies)}
     needed = [needed_by(each, joint) for each in plan.backwards]
     return StepValues(graph, plan, forward, stages, given, kept, needed)
@@ -167,6 +168,9 @@ def _returned(values: StepValues) -> tuple[list[str], list[str]]:
     is_made = made_whole(forward, values.stages)
     lines, texts = [], []
     for i, name in enumerate(forward.outputs[: values.plan.joint.num_made]):
+        if i in values.plan.joint.views:
+            texts.append("None")  # made behind the step
+            continue
         text = made[name]
         if whole[i] and not is_made[i]:
             lines.append(f"whole_{i} = {result_of(forward, name, text, is_own=True)}")
@@ -178,7 +182,8 @@ def _returned(values: StepValues) -> tuple[list[str], list[str]]:
 def _kept_results(values: StepValues, returned: Sequence[str]) -> Iterator[str]:
     """Name the results that a backward reads, those that are not returned among them."""
     forward, made, whole, saved = values.forward, values.made, values.whole, values.saved
-    of_made = dict(zip([made[name] for name in forward.outputs], returned, strict=False))
+    pairs = zip(forward.outputs, returned, strict=False)
+    of_made = {made[name]: text for name, text in pairs if text != "None"}
     for i, name in enumerate(forward.outputs):
         if f"result_{i}" not in saved:
             continue

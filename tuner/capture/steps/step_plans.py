@@ -79,8 +79,9 @@ def _planned(joint: Joint, is_permuted_apart: bool) -> StepPlan | str:
     if why := why_not_given(joint):
         return why
     try:
+        # What a view of a result is of is made once, where forward alone makes each of the two.
         is_own = len(joint.forward.outputs) == joint.num_made == joint.num_results
-        forward = None if is_own else _cut(joint.forward, is_permuted_apart)
+        forward = None if is_own and not joint.views else _cut(joint.forward, is_permuted_apart)
         backwards = tuple(_backward(each, is_permuted_apart) for each in joint.backwards)
     except NotOneNest as error:
         what = str(error).partition("\n")[0]

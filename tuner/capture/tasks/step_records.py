@@ -10,7 +10,7 @@ from tuner.capture.graph.vocabulary import MOVES
 from tuner.capture.tasks.library import is_call
 
 __all__ = [
-    "Backward", "Captured", "Joint", "costly", "of_weights", "part_of", "why_shared",
+    "Backward", "Captured", "Joint", "ResultView", "costly", "of_weights", "part_of", "why_shared",
 ]  # fmt: skip
 
 
@@ -38,13 +38,30 @@ class Backward:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultView:
+    """A result that is another one, seen in another way.
+
+    Attributes:
+        of: the place of the other one.
+        steps: the views that lead from it to this one.
+        is_copy: whether it lies in memory of its own.
+    """
+
+    of: int
+    steps: tuple[Node, ...]
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Joint:
     """What a step computes.
 
     Attributes:
-        forward: as captured, with what is kept as further outputs behind its own.
+        forward: as captured, with what is kept as further outputs behind its own. In the place of
+            a result that is a view stands what it is of.
         num_results: how many outputs of `forward` are its own.
-        backwards: of each result that has gradients.
+        backwards: of each result that has gradients and is no view of another one.
+        views: results that are views of others, or copies of such, by their places.
         copies: views or casts of what is given that are kept as copies, with the steps to each.
         frozen: parameters that want no gradient as the constructor leaves them.
         between: further results behind those of forward, which others are computed from: their
@@ -55,6 +72,7 @@ class Joint:
     forward: Graph
     num_results: int
     backwards: tuple[Backward, ...]
+    views: Mapping[int, ResultView]
     copies: Mapping[str, tuple[Node, ...]]
     frozen: tuple[str, ...] = ()
     between: tuple[int, ...] = ()
