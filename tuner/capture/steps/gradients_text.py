@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tuner.capture.modules.module_text import result_of
+from tuner.capture.modules.module_text import result_of, view_of
 from tuner.capture.nests.index_space import viewed
+from tuner.capture.steps.result_views import way_to
 from tuner.capture.steps.step_plans import BackwardPlan
 
 __all__ = ["gradients_text"]
@@ -37,6 +38,7 @@ def gradients_text(
         is_whole: whether what comes in has that.
     """
     graph, incoming = each.of.graph, each.of.incoming
+    nodes = {node.name: node for node in graph.nodes}
     found = [each.of.gradient_of.get(name) for name in leaves] + [*each.of.of_sources]
     names = [name for name in found if name]
     comes = {name for name in names if viewed(graph, name).name == incoming}
@@ -47,7 +49,7 @@ def gradients_text(
         if is_coming and is_whole and graph.value(name).shape == graph.value(incoming).shape:
             texts[name] = "grad"
         elif is_coming:
-            texts[name] = f"{result_of(graph, name, source)}.clone()"
+            texts[name] = f"{source}{''.join(map(view_of, way_to(nodes, name)[1]))}.clone()"
         else:
             is_done = name in done
             texts[name] = source if is_done else result_of(graph, name, source, is_own=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.capture.graph.graph import Graph, Ref
 from tuner.capture.modules.module_text import given_of
-from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest, viewed
 from tuner.capture.steps.results_of_steps import why_not_given
 from tuner.capture.tasks.half_products import makers_of
 from tuner.capture.tasks.partitions import traffic_bytes
@@ -26,8 +26,9 @@ NOTHING = "its gradients are nothing but calls of PyTorch's own operations"
 class BackwardPlan:
     """The gradients of one result as tasks; None where they take no kernel.
 
-    So where they are what comes in, or single numbers (`numbers_text`). `of_weights` is the same
-    for a step whose inputs want no gradient, where that spares a call of PyTorch's own operation.
+    So where they are what comes in, views of that, or single numbers (`numbers_text`).
+    `of_weights` is the same for a step whose inputs want no gradient, where that spares a call of
+    PyTorch's own operation.
     """
 
     of: Backward
@@ -82,7 +83,9 @@ def _planned(joint: Joint, is_permuted_apart: bool) -> StepPlan | str:
         # What a view of a result is of is made once, where forward alone makes each of the two.
         is_own = len(joint.forward.outputs) == joint.num_made == joint.num_results
         forward = None if is_own and not joint.views else _cut(joint.forward, is_permuted_apart)
-        backwards = tuple(_backward(each, is_permuted_apart) for each in joint.backwards)
+        backwards = tuple(
+            _backward(each, is_permuted_apart, may_be_calls=True) for each in joint.backwards
+        )
     except NotOneNest as error:
         what = str(error).partition("\n")[0]
         return f"no kernels are generated for its gradients yet: {what}"
@@ -94,15 +97,25 @@ def _planned(joint: Joint, is_permuted_apart: bool) -> StepPlan | str:
     if len({nest.is_wide for nest in nests}) > 1:
         return "some of its gradients are computed in float64 and some are not"
     makers = [maker for graph, own in found for maker in makers_of(graph, own.calls).values()]
-    if not found or not (nests or any(products.takes_steps for products in makers)):
+    is_ours = any(own.nests for _, own in found) or any(made.takes_steps for made in makers)
+    if not is_ours:
         return NOTHING
     return StepPlan(joint, forward, backwards)
 
 
-def _backward(backward: Backward, is_permuted_apart: bool) -> BackwardPlan:
-    if numbers_text(backward.graph, {}) is not None:
+def _backward(
+    backward: Backward, is_permuted_apart: bool, *, may_be_calls: bool = False
+) -> BackwardPlan:
+    graph = backward.graph
+    if numbers_text(graph, {}) is not None:
         return BackwardPlan(backward, None)
-    stages = _cut(backward.graph, is_permuted_apart)
+    # What is a view of what comes in no task makes.
+    made = (name for name in graph.outputs if viewed(graph, name).name != backward.incoming)
+    backward = replace(backward, graph=replace(graph, outputs=tuple(made)))
+    if not backward.graph.outputs:
+        return BackwardPlan(backward, None)
+    # Of several results one may have gradients that are calls alone.
+    stages = _cut(backward.graph, is_permuted_apart, may_be_calls=may_be_calls)
     fewer = of_weights(backward) if stages.calls else None
     with suppress(NotOneNest, NothingToGenerate):
         own = None if fewer is None else _backward(fewer, is_permuted_apart)
@@ -110,17 +123,17 @@ def _backward(backward: Backward, is_permuted_apart: bool) -> BackwardPlan:
     return BackwardPlan(backward, stages)
 
 
-def _cut(graph: Graph, is_permuted_apart: bool) -> Stages:
+def _cut(graph: Graph, is_permuted_apart: bool, *, may_be_calls: bool = False) -> Stages:
     """Return the tasks of a graph that no search cuts: of three cuts what moves fewest bytes.
 
     Pointwise work before pooling, or that several nests read, is computed in each of them where
     that stores less; parts of tensors are read where they lie where that is.
     """
-    found = stages_of(graph)
+    found = stages_of(graph, may_be_calls=may_be_calls)
     in_place = Partition(is_in_place=True, is_permuted_apart=is_permuted_apart)
     for partition in (Partition(is_recomputed=True), in_place):
         with suppress(NotOneNest):
-            other = stages_of(graph, partition)
+            other = stages_of(graph, partition, may_be_calls=may_be_calls)
             found = min(found, other, key=lambda stages: traffic_bytes(graph, stages))
     return found
 

@@ -102,12 +102,16 @@ class Stages:
 _DEFAULT = Partition()
 
 
-def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
+def stages_of(
+    graph: Graph, partition: Partition = _DEFAULT, *, may_be_calls: bool = False
+) -> Stages:
     """Return a graph as tasks.
 
     Args:
         graph: of the module.
         partition: how it is cut.
+        may_be_calls: whether it may be nothing but PyTorch's own operations, as one of several
+            that are computed together.
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
@@ -115,16 +119,16 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
             a kernel of ours takes on a GPU.
     """
     try:
-        return _cut_in_tasks(_prepared(graph, partition), partition)
+        return _cut_in_tasks(_prepared(graph, partition), partition, may_be_calls)
     except NotOneNest:
         if not partition.is_in_place or partition.is_permuted_apart:
             raise
     # What a permutation moves may fit in no nest.
     partition = replace(partition, is_permuted_apart=True)
-    return _cut_in_tasks(_prepared(graph, partition), partition)
+    return _cut_in_tasks(_prepared(graph, partition), partition, may_be_calls)
 
 
-def _cut_in_tasks(graph: Graph, partition: Partition) -> Stages:
+def _cut_in_tasks(graph: Graph, partition: Partition, may_be_calls: bool) -> Stages:
     counters = {buffer: more for buffer, (more, _) in counters_of(graph).items()}
     updates = {
         b: real_name(graph, v) for b, v in graph.buffer_updates.items() if b not in counters
@@ -137,7 +141,7 @@ def _cut_in_tasks(graph: Graph, partition: Partition) -> Stages:
     images = images_of(graph, results) if partition.is_channels_last else frozenset[str]()
     tasks, between = _cut(graph, left, results, memory, partition, images)
     calls = [task for task in tasks if isinstance(task, Call)]
-    if len(calls) == len(tasks):
+    if len(calls) == len(tasks) and not (calls and may_be_calls):
         _require_ours(graph, calls, left)
     operands = map(graph.value, dict.fromkeys(name for call in calls for name in call.reads))
     filled = [v for v in operands if isinstance(v, Node) and v.op == "full"]
