@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,14 @@ class Origins:
         leaves: inputs and parameters, by name, but for those through `results` alone.
         results: the places of other results that it is computed from.
         is_view: whether it lies in the memory of one of these.
+        is_moved: whether views and copies of PyTorch's own, and nothing else, lead to it. Of
+            several that one operation gives, as `chunk` does, eager lets none be edited in place.
     """
 
     leaves: frozenset[str]
     results: frozenset[int]
     is_view: bool
+    is_moved: bool
 
 
 def origins_of(
@@ -53,8 +57,16 @@ def origins_of(
         own, others = _behind(result, places)
         leaves_of_it = frozenset(names[id(x)] for x in own if id(x) in names)
         is_view = any(_share_memory(result, results[place]) for place in others)
-        found.append(Origins(leaves_of_it, others, is_view))
+        is_moved = all(_MOVES.fullmatch(n.name()) for n in _nodes_behind(result, places))
+        found.append(Origins(leaves_of_it, others, is_view, is_moved))
     return found
+
+
+# PyTorch's own names end in a number, as those of a user's functions do not.
+_MOVES = re.compile(
+    r"(Alias|AsStrided|Clone|Expand|Permute|ReshapeAlias|Select|Slice|Squeeze|T|Transpose|"
+    r"UnsafeView|Unsqueeze|View)Backward\d+"
+)
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -32,7 +32,7 @@ def result_views(
     by_name = {node.name: node for node in nodes}
     found = {}
     for place, origin in enumerate(origins):
-        if origin.leaves or len(origin.results) != 1:
+        if origin.leaves or len(origin.results) != 1 or not origin.is_moved:
             continue
         (of,) = origin.results
         steps = _steps_between(by_name, results[of], results[place])
