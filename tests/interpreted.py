@@ -37,11 +37,27 @@ def interpreted(module: str, function: str, *arguments: object) -> None:
 def run(script: str, parent_pid: int) -> None:
     """Be that process."""
     from triton import knobs
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime import interpreter
 
     assert knobs.runtime.interpret, "Triton was imported without TRITON_INTERPRET"
-    InterpreterBuilder.create_dot = dot_of(InterpreterBuilder.create_dot)
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = dot_of(builder.create_dot)
+    interpreter._patch_lang_tensor = patches_of(interpreter._patch_lang_tensor)
     exec(script, {})
+
+
+def patches_of(own: Any) -> Any:
+    """Return the interpreter's patches of its tensors, whose numbers are arrays of one.
+
+    Up to Triton 3.6 it takes these for numbers, as NumPy did until 2.4.
+    """
+
+    def patch(tensor: Any, *scope: Any) -> None:
+        own(tensor, *scope)
+        put = scope[0].set_attr if scope else setattr
+        put(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
 
 
 def dot_of(own: Any) -> Any:

@@ -692,6 +692,90 @@ def test_an_operator_with_one_output_still_gives_a_tuple(built, toolchain, tmp_p
     assert set(report.values()) == {"SUCCESS"}
 
 
+PARTS = """\
+---
+title: Parts
+language: cpp
+steps:
+- {call: fused_parts_go, args: [x, y, n * m]}
+- {aten: slice, args: ["y", "1", "2", "3", "1"], gives: last}
+- {aten: slice, args: ["x", "0", "0", "1", "1"], gives: first}
+---
+""" + ONE_OUTPUT.rpartition("---\n")[2].replace("single", "parts")
+PARTS_OP = """\
+name: parts
+title: Parts
+function: fused_parts
+replaces: [doubling]
+sizes: {n: 1, m: 3}
+arguments: [{name: x, shape: [n, m]}]
+outputs: [{name: y, shape: [n, m]}, {name: last, shape: [n, "1"]}, {name: first, shape: ["1", m]}]
+flops: n
+bytes: 8 * n
+"""
+PARTS_MODEL = """\
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return fused_op(x)
+
+
+def setup_context(ctx, inputs, output):
+    pass
+
+
+def backward(ctx, *grads):
+    return None
+"""
+
+
+def test_results_that_are_parts_have_memory_of_their_own(built, toolchain, tmp_path):
+    """Of one row the last column of a result, and the first row of an argument, are contiguous.
+
+    An operator that returns one of these as it is is refused by PyTorch, and an edit of one result
+    would be an edit of another.
+    """
+    (tmp_path / "parts").mkdir()
+    files = {"op.yaml": PARTS_OP, "one.cpp.j2": PARTS, "reference.py": REFERENCE}
+    for name, text in {**files, "model_new.py": PARTS_MODEL}.items():
+        (tmp_path / "parts" / name).write_text(text)
+    family = load_family("parts", [tmp_path])
+    candidate = family.render({"template": "one"})
+    exported = export_text(
+        family,
+        candidate,
+        reference=REFERENCE,
+        sizes={},
+        flags=toolchain.cpp_flags,
+        provenance=[],
+    )
+    exec(exported, {})
+    text = python_calls(candidate.plan, "tests_of_parts")
+    text += python_binding(candidate.plan, "tests_of_parts")
+    for gpu, cpu in (('device.type != "cuda"', "False"), ("torch.cuda.current_device()", "-1")):
+        text = text.replace(gpu, cpu)
+
+    def fused_parts_go(x, y, count):
+        y.copy_(2 * x)
+
+    space = {"torch": torch, "fused_parts_go": fused_parts_go, "nullcontext": None}
+    exec(text, space)
+    ways = {
+        "of a search": bind(candidate.plan, "cpp", built(candidate)),
+        "exported C++": getattr(torch.ops, namespace_of(exported)).fused_parts,
+        "exported Python": torch.ops.tests_of_parts.fused_parts,
+        "called directly": space["called_fused_parts"],
+    }
+    for way, call in ways.items():
+        for rows in (1, 4):
+            x = torch.randn(rows, 3)
+            expected = 2 * x, 2 * x[:, 2:], x[:1].clone()
+            for _ in range(2):
+                results = call(x)
+                assert all(map(torch.equal, results, expected)), (way, rows)
+            places = {r.untyped_storage().data_ptr() for r in (x, *results)}
+            assert len(places) == 4, (way, rows)
+
+
 def namespace_of(text: str) -> str:
     return re.search(r"torch\.ops\.(tuner_\w+)", text)[1]
 

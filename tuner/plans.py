@@ -86,6 +86,11 @@ class Plan:
         """Those of `given` that are returned."""
         return self.given & {output.name for output in self.outputs}
 
+    def beside(self, output: str) -> list[str]:
+        """Return what a result that PyTorch gives may be a view of: arguments, other results."""
+        arguments = [a.name for a in self.arguments if a.shape is not None]
+        return [*arguments, *(o.name for o in self.outputs if o.name != output)]
+
     @property
     def dense(self) -> set[str]:
         """Those of `given` that functions of the source read, and outputs: contiguous, aligned.

@@ -114,6 +114,7 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     lines += [kept_memory.CPP, ""] if keeps else []
     lines += ["namespace {", "", _PREPARED, ""]
     lines += [_CHANNELS_LAST, ""] if has_channels_last(plan) else []
+    lines += [_APART, ""] if any(call.given_outputs for call in plan.calls) else []
     for call in plan.calls:
         lines += [*_function(call, is_gpu), ""]
         lines += [] if is_gpu else [*_boxed(call), ""]
@@ -173,6 +174,14 @@ at::Tensor channels_last(const at::Tensor& tensor) {
   const bool is_volume = tensor.dim() == 5;
   return tensor.contiguous(is_volume ? at::MemoryFormat::ChannelsLast3d
                                      : at::MemoryFormat::ChannelsLast);
+}"""
+
+
+# What PyTorch gave may be a view of an argument or of another result: no operator may give that.
+_APART = """\
+at::Tensor apart(const at::Tensor& made, std::initializer_list<at::Tensor> others) {
+  const auto shares = [&](const at::Tensor& other) { return made.is_alias_of(other); };
+  return std::any_of(others.begin(), others.end(), shares) ? made.clone() : made;
 }"""
 
 
@@ -282,7 +291,11 @@ def _body(plan: Plan, is_gpu: bool) -> list[str]:
     numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
     named = tensor_names(plan)
     lines += [line for step in plan.steps for line in _step(step, plan, named, numbers, is_gpu)]
-    names = ", ".join(output.name for output in plan.outputs)
+    given = plan.given_outputs
+    names = ", ".join(
+        f"apart({o.name}, {{{', '.join(plan.beside(o.name))}}})" if o.name in given else o.name
+        for o in plan.outputs
+    )
     is_tuple = len(plan.outputs) > 1
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 

@@ -75,10 +75,17 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=order)
 
 
-def as_no_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what PyTorch gave, as no view of a tensor that nobody has: a user may edit it."""
+def as_no_view(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """Return what PyTorch gave, as no view of a tensor that nobody has: a user may edit it.
+
+    What shares memory with `others`, arguments and other results, is copied: PyTorch refuses it
+    of an operator.
+    """
     import torch
 
+    address = tensor.untyped_storage().data_ptr()
+    if any(other.untyped_storage().data_ptr() == address for other in others):
+        return tensor.clone()
     is_view = tensor._is_view()
     return torch.ops.aten._unsafe_view.default(tensor, tensor.shape) if is_view else tensor
 

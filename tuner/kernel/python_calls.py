@@ -71,8 +71,12 @@ def work_lines(plan: Plan) -> list[str]:
 
 
 def _returned(plan: Plan) -> str:
+    names = [output.name for output in plan.outputs]
     given = plan.given_outputs
-    return ", ".join(f"as_no_view({o.name})" if o.name in given else o.name for o in plan.outputs)
+    return ", ".join(
+        f"as_no_view({', '.join([name, *plan.beside(name)])})" if name in given else name
+        for name in names
+    )
 
 
 def _first(plan: Plan) -> str:
