@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.machine.forkserver import ALSO, start_process
 
-__all__ = ["interpreted", "run"]
+__all__ = ["interpreted", "mend_interpreter", "run"]
 
 TIMEOUT_S = 1200.0
 # What the tests import that ask for this, and what PyTorch looks up at a first capture.
@@ -36,6 +36,12 @@ def interpreted(module: str, function: str, *arguments: object) -> None:
 
 def run(script: str, parent_pid: int) -> None:
     """Be that process."""
+    mend_interpreter()
+    exec(script, {})
+
+
+def mend_interpreter() -> None:
+    """Have Triton's interpreter take bfloat16 for numbers, and numbers of any NumPy."""
     from triton import knobs
     from triton.runtime import interpreter
 
@@ -43,7 +49,6 @@ def run(script: str, parent_pid: int) -> None:
     builder = interpreter.InterpreterBuilder
     builder.create_dot = dot_of(builder.create_dot)
     interpreter._patch_lang_tensor = patches_of(interpreter._patch_lang_tensor)
-    exec(script, {})
 
 
 def patches_of(own: Any) -> Any:

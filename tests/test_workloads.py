@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from made_runs import accepted, made_run, raced_result, result, trials
 
+from tuner.by_batch import NO_ROWS, AtBatch, ByBatch
 from tuner.problem.draws import ORDINARY, SPARSE
 from tuner.review.listing import Shown
 from tuner.review.report import parts_of
@@ -34,6 +35,12 @@ def ended(headline: float, **others: Any) -> Result:
     """A result whose file is that fast as given, and so fast on `others` and in a `step`."""
     verified = replace(result(MADE, around(headline)).exported, **others)
     return replace(result(MADE, around(headline)), exported=verified, finalists=(verified,))
+
+
+def timed_at(speedup: float, is_idle: bool = True, **others: Any) -> ByBatch:
+    """Calls at the tuned size, 512 rows, and fewer rows, at which PyTorch wins."""
+    at = AtBatch(512, "call", is_idle, speedup, speedup * 0.98, speedup * 1.02, 1e3, 1e3 / speedup)
+    return ByBatch(512, (replace(at, num_rows=64, speedup=0.1), replace(at, **others)))
 
 
 def compiled(speedup: float) -> Compiled:
@@ -62,6 +69,21 @@ ROUNDED = ProbeResult("after timing", 1e-4, 1e-3, 2e-7, 1e-6, False, "as in TF32
             "1.000x in a step of training: no difference",
         ),
         (ended(4.67, step=around(0.9)), "bad", "0.900x in a step of training"),
+        # An idle device gains less in most files; one that may gain nothing is worth a word.
+        (ended(4.67, by_batch=timed_at(3.9)), "good", ""),
+        (
+            ended(1.09, by_batch=timed_at(0.92)),
+            "bad",
+            "0.920x where the device is idle before each call",
+        ),
+        (
+            ended(1.3, by_batch=timed_at(1.0)),
+            "caution",
+            "1.000x where the device is idle before each call: no difference",
+        ),
+        (ended(1.09, by_batch=timed_at(0.92, is_idle=False)), "good", ""),
+        (ended(1.09, by_batch=timed_at(0.92, is_disturbed=True)), "good", ""),
+        (ended(1.09, by_batch=replace(timed_at(0.92), rows={"call": NO_ROWS})), "good", ""),
         (ended(1.0), "even", ""),
         (ended(0.9), "bad", ""),
         (

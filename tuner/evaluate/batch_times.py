@@ -15,6 +15,7 @@ from tuner.errors import ProblemError
 from tuner.evaluate.exposed import ExposedTimer
 from tuner.evaluate.in_turns import (
     FEW_ROUNDS,
+    LONG_US,
     InTurns,
     deciding,
     least_us_of,
@@ -163,7 +164,10 @@ class BatchTimes:
             for rows in above:
                 if ahead and rows == tuned_rows:
                     continue
-                num_rounds = self._rounds(way, self._row_s.get(way, 0.0) * rows, left_s / 2)
+                call_s = self._row_s.get(way, 0.0) * rows
+                num_rounds = self._rounds(way, call_s, left_s / 2)
+                if rows == tuned_rows and call_s < LONG_US / 1e6:  # where the host's work shows
+                    num_rounds = num_rounds or LEAST_ROUNDS
                 has_room = rows == tuned_rows or self._has_room(rows / tuned_rows)
                 if not (num_rounds and has_room):
                     break

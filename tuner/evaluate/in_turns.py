@@ -14,7 +14,7 @@ from tuner.intervals import median_interval
 from tuner.machine.platforms import is_gpu
 
 __all__ = [
-    "FEW_ROUNDS", "InTurns", "deciding", "least_us_of", "numbered", "seconds_of_turns",
+    "FEW_ROUNDS", "LONG_US", "InTurns", "deciding", "least_us_of", "numbered", "seconds_of_turns",
 ]  # fmt: skip
 
 ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program

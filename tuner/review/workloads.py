@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner.by_batch import NO_ROWS
 from tuner.problem.timed_data import GIVEN_ALONE
 from tuner.review.formatting import count_words, ratio_words
 from tuner.trial import SAME_SPEED, Compiled, Finalist, Interval, ProbeResult, Result
@@ -41,6 +42,7 @@ MOST_ROWS = 8  # of workloads in a terminal
 
 Tone = Literal["good", "caution", "even", "bad"]
 STEP = "in a step of training"
+IDLE = "where the device is idle before each call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
     if finalist.step is not None:
         step = Workload(STEP, finalist.step, is_headline=False)
         found.append(step)
+    found += _of_idle_device(finalist)
     for size, race in finalist.at_sizes.items():
         if race.interval is not None and race.interval != finalist.interval:
             found.append(Workload(f"at {size}", race.interval))
@@ -97,6 +100,22 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
     if result.compiled is not None:
         found += _of_compiled(result.compiled, finalist)
     return tuple(found)
+
+
+def _of_idle_device(finalist: Finalist) -> list[Workload]:
+    """Return calls of the tuned size that begin on an idle device, which waits for the host.
+
+    They are timed in one process; a race hides the host's work.
+    """
+    known = finalist.by_batch
+    if known is None or known.rows.get("call") == NO_ROWS:
+        return []
+    return [
+        Workload(IDLE, Interval(at.speedup, at.low, at.high, 0.95, 1), is_headline=False)
+        for at in known.measured
+        if at.is_idle and at.way == "call" and at.num_rows == known.tuned_rows
+        if not (at.data or at.is_disturbed)
+    ]
 
 
 def _of_compiled(compiled: Compiled, finalist: Finalist) -> list[Workload]:
@@ -182,7 +201,9 @@ def _less_than_said(workloads: Sequence[Workload]) -> list[Workload]:
     """Return the file's own that do not count for the headline, and are materially below it."""
     head = min((w for w in workloads if w.is_headline), key=lambda w: w.interval.worth)
     others = [w for w in workloads if w.is_ours and not w.is_headline]
-    return [w for w in others if _is_below(w.interval, head.interval)]
+    less = [w for w in others if _is_below(w.interval, head.interval)]
+    # That an idle device gains less is usual; that it may gain nothing has to be said.
+    return [w for w in less if w.name != IDLE or w.interval.verdict != "faster"]
 
 
 def tone_of(workloads: Sequence[Workload], kind: str) -> Tone:
