@@ -664,24 +664,29 @@ def backward(ctx, grad_y):
 """
 
 
+def small_family(folder: Path, name: str, op: str, template: str, model: str) -> Family:
+    """Return a family of one template in C++, written into a folder."""
+    (folder / name).mkdir()
+    files = {"op.yaml": op, "one.cpp.j2": template, "model_new.py": model}
+    for file, text in {**files, "reference.py": REFERENCE}.items():
+        (folder / name / file).write_text(text)
+    return load_family(name, [folder])
+
+
+def exported_text(family: Family, candidate: Candidate, toolchain: Toolchain) -> str:
+    flags = toolchain.cpp_flags
+    return export_text(
+        family, candidate, reference=REFERENCE, sizes={}, flags=flags, provenance=[]
+    )
+
+
 def test_an_operator_with_one_output_still_gives_a_tuple(built, toolchain, tmp_path):
-    (tmp_path / "single").mkdir()
-    files = {"op.yaml": ONE_OUTPUT_OP, "one.cpp.j2": ONE_OUTPUT, "reference.py": REFERENCE}
-    for name, text in {**files, "model_new.py": ONE_OUTPUT_MODEL}.items():
-        (tmp_path / "single" / name).write_text(text)
-    family = load_family("single", [tmp_path])
+    family = small_family(tmp_path, "single", ONE_OUTPUT_OP, ONE_OUTPUT, ONE_OUTPUT_MODEL)
     candidate = family.render({"template": "one"})
     x = torch.randn(3)
     (y,) = bind(candidate.plan, "cpp", built(candidate))(x)
     assert torch.equal(y, 2 * x)
-    text = export_text(
-        family,
-        candidate,
-        reference=REFERENCE,
-        sizes={},
-        flags=toolchain.cpp_flags,
-        provenance=[],
-    )
+    text = exported_text(family, candidate, toolchain)
     module: dict = {}
     exec(text, module)
     x.requires_grad_()
@@ -734,20 +739,9 @@ def test_results_that_are_parts_have_memory_of_their_own(built, toolchain, tmp_p
     An operator that returns one of these as it is is refused by PyTorch, and an edit of one result
     would be an edit of another.
     """
-    (tmp_path / "parts").mkdir()
-    files = {"op.yaml": PARTS_OP, "one.cpp.j2": PARTS, "reference.py": REFERENCE}
-    for name, text in {**files, "model_new.py": PARTS_MODEL}.items():
-        (tmp_path / "parts" / name).write_text(text)
-    family = load_family("parts", [tmp_path])
+    family = small_family(tmp_path, "parts", PARTS_OP, PARTS, PARTS_MODEL)
     candidate = family.render({"template": "one"})
-    exported = export_text(
-        family,
-        candidate,
-        reference=REFERENCE,
-        sizes={},
-        flags=toolchain.cpp_flags,
-        provenance=[],
-    )
+    exported = exported_text(family, candidate, toolchain)
     exec(exported, {})
     text = python_calls(candidate.plan, "tests_of_parts")
     text += python_binding(candidate.plan, "tests_of_parts")
