@@ -319,6 +319,7 @@ def table(report: list[dict]) -> str:
 
 
 @needs_triton
+@pytest.mark.timeout(1200)  # five minutes on two cores
 def test_interpreted_gemm_kernels_are_right(tmp_path: Path) -> None:
     chosen = [
         {"precision": "ieee", "stats": "atomics"},
