@@ -13,7 +13,7 @@ from typing import Any
 from tuner.export.aten_calls import header_of, made_by
 from tuner.kernel import kept_memory
 from tuner.kernel.operands import as_cpp
-from tuner.kernel.python_calls import given, tensor_names
+from tuner.kernel.python_calls import given, returned, tensor_names
 from tuner.machine.platforms import platform_of
 from tuner.plans import Argument, Plan, Step
 from tuner.space.cpp import to_cpp
@@ -291,11 +291,7 @@ def _body(plan: Plan, is_gpu: bool) -> list[str]:
     numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
     named = tensor_names(plan)
     lines += [line for step in plan.steps for line in _step(step, plan, named, numbers, is_gpu)]
-    given = plan.given_outputs
-    names = ", ".join(
-        f"apart({o.name}, {{{', '.join(plan.beside(o.name))}}})" if o.name in given else o.name
-        for o in plan.outputs
-    )
+    names = returned(plan, "apart({}, {{{}}})")
     is_tuple = len(plan.outputs) > 1
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 

@@ -15,7 +15,11 @@ from tuner.machine.platforms import platform_of
 from tuner.plans import Plan, Step
 from tuner.trial import Language
 
-__all__ = ["call_lines", "check_lines", "given", "size_lines", "tensor_names", "work_lines"]
+__all__ = [
+    "call_lines", "check_lines", "given", "returned", "size_lines", "tensor_names", "work_lines",
+]  # fmt: skip
+
+_APART = "as_no_view({}, {})"
 
 
 def call_lines(plan: Plan, language: Language) -> list[str]:
@@ -32,7 +36,7 @@ def call_lines(plan: Plan, language: Language) -> list[str]:
     lines += ["num_threads = torch.get_num_threads()", f"with _on({_first(plan)}.device):"]
     lines += ["    stream = _stream()"] if _has_stream(language) else []
     lines += [f"    {line}" for step in plan.steps for line in _step(step, plan, language)]
-    return [*lines, f"return ({_returned(plan)},)"]
+    return [*lines, f"return ({returned(plan, _APART)},)"]
 
 
 def check_lines(plan: Plan) -> list[str]:
@@ -63,20 +67,11 @@ def work_lines(plan: Plan) -> list[str]:
         words = {*re.findall(r"\w+", line)}
         lines += [made.pop(name) for name in [*made] if name in words]
         lines.append(line)
-    lines += [*made.values(), f"return {_returned(plan)}"]
+    lines += [*made.values(), f"return {returned(plan, _APART)}"]
     # To ask for a size takes 0.1 us, and most have fixed ones.
     words = {word for line in lines for word in re.findall(r"\w+", line)}
     sizes = [line for line in size_lines(plan) if line.partition(" ")[0] in words]
     return [*sizes, *lines]
-
-
-def _returned(plan: Plan) -> str:
-    names = [output.name for output in plan.outputs]
-    given = plan.given_outputs
-    return ", ".join(
-        f"as_no_view({', '.join([name, *plan.beside(name)])})" if name in given else name
-        for name in names
-    )
 
 
 def _first(plan: Plan) -> str:
@@ -134,6 +129,18 @@ def given(step: Step, made: str, dense: set[str], prefix: str) -> str:
     if step.gives in dense:
         return f"{prefix}dense({made})"
     return f"channels_last({made})" if step.layout == "channels_last" else made
+
+
+def returned(plan: Plan, apart: str) -> str:
+    """Write the results; what PyTorch gave as `apart` takes it, and all it may share memory with.
+
+    `apart` is `as_no_view({}, {})`, or the like in C++.
+    """
+    names, given_names = [output.name for output in plan.outputs], plan.given_outputs
+    return ", ".join(
+        apart.format(name, ", ".join(plan.beside(name))) if name in given_names else name
+        for name in names
+    )
 
 
 def tensor_names(plan: Plan) -> set[str]:
