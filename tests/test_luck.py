@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_check import FLOAT32, ask_all, expect_all, load_reference, reference_of
@@ -62,6 +64,53 @@ def test_what_does_not_cancel_is_not_given_more(dtype, tmp_path):
     off = 1.03 if dtype == "bfloat16" else 1.000003
     found = results(reference, expectations, lambda a, b: (a - b).square().mean() * off)
     assert not any(r.is_accepted for r in found)
+
+
+class Added(torch.autograd.Function):
+    """Adds a bias, whose gradient is summed in parts, or of float16."""
+
+    @staticmethod
+    def forward(ctx, a, bias, dtype):
+        ctx.dtype = dtype
+        return a + bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, sum(grad.to(ctx.dtype).float().view(64, 8, 16).sum(1)), None
+
+
+def test_equal_numbers_are_one_number_with_which_pytorch_may_have_been_lucky(tmp_path):
+    """Of a gradient that is one number in a row, the sums of all columns are one and the same."""
+    init = "self.bias = nn.Parameter(torch.zeros(16))"
+    reference = load_reference(
+        tmp_path, reference_of("a + self.bias", "torch.randn(512, 16)", init)
+    )
+
+    def cancels(draw):
+        rows = torch.randn(512, 16, generator=torch.Generator().manual_seed(draw + 7))[:, 0]
+        return abs(float(rows.sum())) < 0.2
+
+    probe = Probe("", distribution="normal", batch=512, gradients="all")
+    expectations = expect_all(
+        reference,
+        [
+            replace(probe, name=f"draw {n}", seed_inputs=n, gradient_layout="of_row_sums")
+            for n in filter(cancels, range(2_500))
+        ],
+    )
+
+    def judged(dtype):
+        class ModelNew(reference.module.Model):
+            def forward(self, a):
+                return Added.apply(a, self.bias, dtype)
+
+        answers = ask_all(reference, ModelNew, expectations)
+        return [judge(e, a, FLOAT32) for e, a in zip(expectations, answers, strict=True)]
+
+    found = judged(torch.float32)
+    assert len(found) >= 10
+    assert [r.reason for r in found if not r.is_accepted] == []
+    assert not any(r.is_accepted for r in judged(torch.float16))
 
 
 def test_of_a_timed_call_a_number_may_be_as_far_off_as_luck_makes_it(loss):

@@ -97,6 +97,7 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
         "#include <tuple>",
         "#include <algorithm>",
         "#include <limits>",
+        "#include <string>",
         *(() if is_gpu else ("#include <cstring>", "#include <memory>")),
         *(f"#include <{name}>" for name in kept_memory.HEADERS if keeps),
         "#include <ATen/Parallel.h>",
@@ -137,6 +138,13 @@ at::Tensor dense(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
 }
 
+std::string in_words(at::IntArrayRef shape) {
+  std::string words = "[";
+  for (size_t i = 0; i < shape.size(); ++i)
+    words += (i ? ", " : "") + std::to_string(shape[i]);
+  return words + "]";
+}
+
 // What the kernels rely on: the dtype, contiguous, 16-byte aligned, on one device.
 at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims,
                     const at::Tensor& first, at::ScalarType dtype) {
@@ -144,15 +152,16 @@ at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims
   TORCH_CHECK(tensor.scalar_type() == dtype && tensor.device() == first.device(), name,
               " is ", tensor.scalar_type(), " on ", tensor.device(), ", expected ", dtype,
               " on ", first.device());
-  TORCH_CHECK(tensor.dim() == num_dims, name, " has shape ", tensor.sizes(), ", expected ",
-              num_dims, " dimensions");
+  TORCH_CHECK(tensor.dim() == num_dims, name, " has shape ", in_words(tensor.sizes()),
+              ", expected ", std::to_string(num_dims), " dimensions");
   TORCH_CHECK(!tensor._fw_grad(0).defined(), name, " has a tangent: forward-mode derivatives "
               "are not implemented");
   return dense(tensor);
 }
 
 void expect(const at::Tensor& tensor, const char* name, at::IntArrayRef shape) {
-  TORCH_CHECK(tensor.sizes() == shape, name, " has shape ", tensor.sizes(), ", expected ", shape);
+  TORCH_CHECK(tensor.sizes() == shape, name, " has shape ", in_words(tensor.sizes()),
+              ", expected ", in_words(shape));
 }
 
 // Converts to whatever pointer a step takes.

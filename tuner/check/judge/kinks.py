@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.calls.crossing import Report, Script
@@ -154,9 +154,15 @@ class Replay:
         return self._play(True, lambda: each_result(move))
 
     def rounded(self, seed: int) -> dict[str, torch.Tensor]:
-        """Play it in PyTorch's own arithmetic, with the last bit of each result moved."""
+        """Play it in PyTorch's own arithmetic, with the last bit of each result moved.
+
+        That of each gradient which comes in moves as well: a bias's own is nothing but their sum.
+        """
+        with math_mode(self.accuracy), noise(ulps=1.0, seed=seed):
+            moved = {n: t.clone() for n, t in self.tensors.items() if n.startswith("grad.")}
+        play = replace(self, tensors={**self.tensors, **moved})
         with math_mode(self.accuracy):
-            return self._play(False, lambda: noise(ulps=1.0, seed=seed))[1]
+            return play._play(False, lambda: noise(ulps=1.0, seed=seed))[1]
 
     def _play(
         self, is_exact: bool, around: Callable[[], contextlib.AbstractContextManager[Any]]

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tuner.check.judge.compare import ZERO, Error, Limits, errors_of, gradient_limits, limits_of
 from tuner.check.judge.expected import Expected
 from tuner.errors import says_no_memory
 from tuner.problem.accuracy import Accuracy
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["FEW", "MOST_LUCK", "is_gradient", "limits_of_all"]
 
 FEW = 8  # elements
+EQUAL = 1e-9  # of the largest: what float64 leaves between sums of the same terms
 NUM_DRAWS = 5  # of roundings: that none of them moves a number by a tenth of what is usual
 MOST_LUCK = 64.0  # times a limit; a result in TF32 is some 8,192 / 16 times off
 
@@ -42,9 +47,9 @@ def limits_of_all(
     beyond = [
         name
         for name, error in errors.items()
-        if expected.oracle[name].numel() <= FEW
-        and expected.dtypes[name] == torch.float32
+        if expected.dtypes[name] == torch.float32
         and 0.0 < limits[name].excess(error) <= MOST_LUCK
+        and _is_of_few(expected.oracle[name])
     ]
     if not beyond or expected.replay is None:
         return limits
@@ -64,6 +69,14 @@ def limits_of_all(
             raise
         return limits
     return _limits(replace(expected, baseline=baseline), accuracy)
+
+
+def _is_of_few(tensor: torch.Tensor) -> bool:
+    """Whether it has few numbers, or one alone in all places, as sums of equal columns have."""
+    if tensor.numel() <= FEW:
+        return True
+    low, high = map(float, tensor.aminmax())
+    return high - low <= EQUAL * max(abs(low), abs(high))
 
 
 def _limits(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
