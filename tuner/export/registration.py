@@ -138,6 +138,7 @@ at::Tensor dense(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
 }
 
+// Not by a stream: with some compilers beside another C++ library a number in one is a crash.
 std::string in_words(at::IntArrayRef shape) {
   std::string words = "[";
   for (size_t i = 0; i < shape.size(); ++i)

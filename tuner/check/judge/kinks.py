@@ -158,7 +158,7 @@ class Replay:
 
         That of each gradient which comes in moves as well: a bias's own is nothing but their sum.
         """
-        with math_mode(self.accuracy), noise(ulps=1.0, seed=seed):
+        with noise(ulps=1.0, seed=seed):
             moved = {n: t.clone() for n, t in self.tensors.items() if n.startswith("grad.")}
         play = replace(self, tensors={**self.tensors, **moved})
         with math_mode(self.accuracy):
