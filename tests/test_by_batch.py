@@ -152,6 +152,24 @@ def test_of_disturbed_steps_those_of_fewer_rows_tell():
     assert rows_taken([few, replace(disturbed, num_rows=32)], 32, ["step"])["step"] == (32, MOST)
 
 
+@pytest.mark.parametrize(
+    ("above", "rows"),
+    [
+        ({16: (1.1, 0.8), 32: (2.0, 1.3)}, (32, MOST)),
+        ({16: (2.0, 1.2), 32: (2.0, 0.5)}, (16, 16)),
+        ({16: (1.1, 0.8), 32: (1.3, 0.9)}, NO_ROWS),
+        ({}, NO_ROWS),
+    ],
+)
+def test_steps_that_wait_for_the_host_at_the_tuned_size_begin_above_it(above, rows):
+    """Back to back they are faster there; from an idle device, they are not."""
+    speedups = {4: (2.0, 0.5), 8: (2.0, 0.6), **above}
+    measured = [at(n, one, way="step") for n, (one, _) in speedups.items()]
+    idle = [replace(at(n, two, way="step"), is_idle=True) for n, (_, two) in speedups.items()]
+    assert rows_taken(measured + idle, 8, ["step"])["step"] == rows
+    assert rows_taken(measured, 8, ["step"])["step"][0] == 4
+
+
 def test_of_two_ways_to_time_a_call_the_worse_one_counts():
     quick, idle = at(4, 1.5), replace(at(4, 0.8), is_idle=True)
     assert rows_taken([quick, at(8, 2.0)], 8)["call"] == (4, MOST)

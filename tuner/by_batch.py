@@ -199,9 +199,11 @@ def rows_taken(
 
     At the tuned size it does: the race in fresh processes decides there. But steps of training
     that are slower at the most rows measured up to it are PyTorch's at all rows, and so are those
-    that seem slower at the tuned size and could gain little. Below, it does as
-    far down as kernels are as fast at every number of rows between; where that cannot be decided,
-    it does not. Above, it does until they are slower. Empty where it does everywhere.
+    that seem slower at the tuned size and could gain little. Steps that are slower there in one of
+    two ways to time them, as where the host's work shows, begin above it, where they are as fast.
+    Below, it does as far down as kernels are as fast at every number of rows between; where that
+    cannot be decided, it does not. Above, it does until they are slower. Empty where it does
+    everywhere.
 
     Args:
         measured: one or two for each number of rows and way; the worse one counts.
@@ -225,11 +227,17 @@ def rows_taken(
         if way == "step" and is_near and is_lost:
             continue
         fewest, most, last = tuned_rows, MOST, largest
-        for rows in sorted((rows for rows in by_rows if rows < tuned_rows), reverse=True):
-            if not all(at.is_won for at in by_rows[rows]):
+        won = [rows for rows, some in by_rows.items() if all(at.is_won for at in some)]
+        if way == "step" and any(at.is_lost for at in by_rows.get(tuned_rows, ())):
+            fewest = min((rows for rows in won if rows > tuned_rows), default=MOST)
+            last = max(largest, fewest)
+            if fewest == MOST:
+                continue
+        for rows in sorted((n for n in by_rows if n < tuned_rows == fewest), reverse=True):
+            if rows not in won:
                 break
             fewest = rows
-        for rows in sorted(rows for rows in by_rows if rows > largest):
+        for rows in sorted(rows for rows in by_rows if rows > last):
             if any(at.is_lost for at in by_rows[rows]):
                 most = last
                 break
