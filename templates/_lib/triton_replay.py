@@ -135,13 +135,17 @@ class LaunchReplay:
     # What calls of a form make and launch; `recorder` watched one on `tensors`, which returned
     # `result`: nothing, or one tensor or several that it made.
 
-    def __init__(self, recorder, tensors, result, driver):
+    def __init__(self, recorder, tensors, result, driver, function):
         results = () if result is None else result if isinstance(result, tuple) else (result,)
         if recorder.why or not all(isinstance(made, torch.Tensor) for made in results):
             raise NotReplayed(recorder.why or "it returns other things")
-        self.driver, self.device, self.lock = driver, tensors[0].device, threading.Lock()
+        self.driver, self.function, self.lock = driver, function, threading.Lock()
+        self.device, self.current = tensors[0].get_device(), torch.cuda.current_device
+        self.stream_of = triton.runtime.driver.active.get_current_stream
+        # By which torch.compile's files make tensors, in half of torch.empty_strided's time.
+        self.made = getattr(torch._C._dynamo.guards, f"_empty_strided_{REPLAY_DEVICE}")
         self.places = ReplayPlaces(recorder, tensors, results)
-        self.results = [(made.shape, made.stride(), made.dtype) for made in results]
+        self.results = [(tuple(made.shape), made.stride(), made.dtype) for made in results]
         self.is_alone = isinstance(result, torch.Tensor)
         num_given = sum(len(arguments) for _, _, arguments in recorder.launches)
         self.addresses = (ctypes.c_uint64 * num_given)()  # by their number, of which many are one
@@ -186,9 +190,10 @@ class LaunchReplay:
         pointers = (ctypes.c_void_p * len(given))(*given)
         launch, function, shared = self.driver.cuLaunchKernel, made.function, facts.shared
         threads, name = 32 * facts.num_warps, facts.name
+        fixed = ctypes.c_void_p(function), *grid, threads, 1, 1, shared
 
         def launched_again(addresses, stream):
-            code = launch(function, *grid, threads, 1, 1, shared, stream, pointers, None)
+            code = launch(*fixed, stream, pointers, None)
             if code:
                 raise RuntimeError(f"{name}: CUDA's driver says {code}")
 
@@ -213,25 +218,32 @@ class LaunchReplay:
 
         return called_again
 
-    def __call__(self, pointers):
-        room, num_bytes = None, self.places.num_bytes
-        if num_bytes:
-            room = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-        at = 0 if room is None else room.data_ptr()
-        active = triton.runtime.driver.active
-        stream = active.get_current_stream(active.get_current_device())
+    def again(self, pointers, arguments):
+        # A call of this form, by the addresses of its tensors.
+        if (
+            not is_replaying()
+            or self.current() != self.device  # where kernels start
+            or any([pointers[a] != pointers[b] for a, b in self.places.equal])
+        ):
+            return self.function(*arguments)
+        context = ctypes.c_void_p()  # of this thread, which may have none yet
+        if self.driver.cuCtxGetCurrent(ctypes.byref(context)) or not context.value:
+            return self.function(*arguments)
+        stream = self.stream_of(self.device)
+        as_given = ctypes.c_void_p(stream)
+        room, at = None, 0
+        if num_bytes := self.places.num_bytes:
+            room = self.made((num_bytes,), (1,), torch.uint8)
+            at = room.data_ptr()
         if zeroed := self.places.num_zeroed_bytes:
             if code := self.driver.cuMemsetD8Async(at, 0, zeroed, stream):
                 raise RuntimeError(f"cuMemsetD8Async: CUDA's driver says {code}")
         if self.num_early:
             none = [0] * len(self.results)
-            self.launch([*pointers, *none, at], self.launches[: self.num_early], stream)
-        made = [
-            torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
-            for shape, stride, dtype in self.results
-        ]
-        pointers = [*pointers, *(each.data_ptr() for each in made), at]
-        self.launch(pointers, self.launches[self.num_early :], stream)
+            self.launch([*pointers, *none, at], self.launches[: self.num_early], as_given)
+        made = [self.made(shape, stride, dtype) for shape, stride, dtype in self.results]
+        pointers = [*pointers, *[each.data_ptr() for each in made], at]
+        self.launch(pointers, self.launches[self.num_early :], as_given)
         return made[0] if self.is_alone else tuple(made) or None
 
     def launch(self, pointers, launches, stream):
@@ -243,11 +255,10 @@ class LaunchReplay:
 
 
 def replay_driver(path="libcuda.so.1"):
+    # Of cuLaunchKernel no argtypes: to convert its arguments takes the host as long as the rest.
     library = ctypes.CDLL(path)
-    whole, at = ctypes.c_uint, ctypes.c_void_p
-    library.cuLaunchKernel.argtypes = [at, *[whole] * 7, at, at, at]
-    library.cuMemsetD8Async.argtypes = [ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, at]
-    library.cuCtxGetCurrent.argtypes = [at]
+    whole = ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t
+    library.cuMemsetD8Async.argtypes = [*whole, ctypes.c_void_p]
     return library
 
 
@@ -274,6 +285,7 @@ class replayed:
             if isinstance(given, torch.Tensor):
                 pointers.append(given.data_ptr())
                 form += given.dtype, given.shape, given.stride(), pointers[-1] % 16
+                form.append(given.get_device())
             elif type(given) in REPLAY_PLAIN:
                 form.append(given)
             else:  # such as what a product has found for what is behind it
@@ -282,22 +294,17 @@ class replayed:
 
     def again(self, form, pointers, arguments):
         # A call whose arguments' form is known, and where its tensors are.
+        replay = self.replays.get(form, self)
+        if replay is None:
+            return self.function(*arguments)
+        if replay is not self:
+            return replay.again(pointers, arguments)
         first = arguments[0] if arguments and is_replaying() else None
         if not isinstance(first, torch.Tensor) or first.device.type != REPLAY_DEVICE:
             return self.function(*arguments)  # as where kernels are interpreted
-        device = torch.cuda.current_device()  # where kernels start
-        if first.get_device() != device:
+        if first.get_device() != torch.cuda.current_device():  # where kernels start
             return self.function(*arguments)
-        form = device, form
-        replay = self.replays.get(form, self)
-        if replay is self:
-            return self.watched(form, arguments)
-        if replay is None or any(pointers[a] != pointers[b] for a, b in replay.places.equal):
-            return self.function(*arguments)
-        context = ctypes.c_void_p()  # of this thread, which may have none yet
-        if self.driver.cuCtxGetCurrent(ctypes.byref(context)) or not context.value:
-            return self.function(*arguments)
-        return replay(pointers)
+        return self.watched(form, arguments)
 
     def watched(self, form, arguments):
         with LaunchRecorder() as recorder:
@@ -307,7 +314,7 @@ class replayed:
         with contextlib.suppress(NotReplayed, OSError):
             if replayed.driver is None:
                 replayed.driver = replay_driver()
-            replay = LaunchReplay(recorder, tensors, result, self.driver)
+            replay = LaunchReplay(recorder, tensors, result, self.driver, self.function)
         if len(self.replays) >= 256:  # as many numbers of rows, say
             self.replays.clear()
         self.replays[form] = replay

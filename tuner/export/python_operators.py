@@ -111,36 +111,32 @@ def _dense(tensor):
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
-_TAKEN = set()  # forms of arguments that an operator has checked and taken
+_TAKEN = {}  # by forms of arguments that an operator has checked and taken: what they launched
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _form_of(work, args):
-    # All of the arguments that an operator checks. None where PyTorch has to see the call, or
-    # where arguments are first made as kernels expect them.
+    # All of the arguments that an operator checks, and where tensors are. None where PyTorch has
+    # to see the call, or where arguments are first made as kernels expect them.
     if (
         torch._C._len_torch_function_stack()
         or {watched}    ):
-        return None
-    form = [work]
+        return None, None
+    form, pointers, is_graded = [work], [], torch.is_grad_enabled()
     for x in args:
         if type(x) in _PLAIN:
-            if not x.is_contiguous() or x.is_neg() or x.data_ptr() % 16:
-                return None
-            if x.requires_grad and torch.is_grad_enabled():
-                return None
+            pointer = x.data_ptr()
+            if pointer % 16 or not x.is_contiguous() or x.is_neg():
+                return None, None
+            if is_graded and x.requires_grad:
+                return None, None
+            pointers.append(pointer)
             form += x.shape, x.dtype, x.get_device()
         elif isinstance(x, torch.Tensor):
-            return None
+            return None, None
         else:
             form.append(type(x))
-    return tuple(form)
-
-
-def _worked(work, form, args):
-    # What kernels make of arguments of this form, all of them tensors where they are replayed.
-    again = getattr(work, "again", None)
-    return work(*args) if again is None else again(form, [x.data_ptr() for x in args], args)
+    return tuple(form), pointers
 
 
 def _called(op, work, args):
@@ -148,14 +144,21 @@ def _called(op, work, args):
     # longer than two launches, where arguments of this form went through both before.
     if torch.compiler.is_compiling():
         return op(*args)
-    form = _form_of(work, args)
-    if form in _TAKEN:
-        return _worked(work, form, args)
+    form, pointers = _form_of(work, args)
+    taken = _TAKEN.get(form)
+    if taken is not None:  # all of them tensors where they are replayed
+        if taken is not work:
+            return taken.again(pointers, args)
+        if not hasattr(work, "again"):
+            return work(*args)
+        made = work.again(form, pointers, args)
+        _TAKEN[form] = work.replays.get(form) or work
+        return made
     made = op(*args)
     if form is not None:
         if len(_TAKEN) >= 1024:  # as many numbers of rows, say
             _TAKEN.clear()
-        _TAKEN.add(form)
+        _TAKEN[form] = work
     return made""".replace("{watched}", WATCHED_TEXT.lstrip())
 
 

@@ -35,6 +35,42 @@ _LEAVES = {*_CONSTANTS, complex, bytes, types.CodeType}
 _OPAQUE = ("torch", "logging", "threading", "_thread", "io", "_io", "weakref", "numpy", "builtins")
 
 
+class KnownCall:
+    # A call that kernels take: what its tensors have to be, and what one like it launched.
+    def __init__(self, guards, is_step):
+        self.guards, self.is_step, self.replays = guards, is_step, {}
+
+    def __call__(self, op, *args):
+        # An operator, without its checks and without PyTorch's dispatcher.
+        replay = self.replays.get(op)
+        if replay is None:
+            return self.at_first(op, args)
+        pointers = [x.data_ptr() for x in args]
+        if any([pointer % 16 for pointer in pointers]):
+            return self.at_first(op, args)
+        made = replay.again(pointers, args)
+        return made if isinstance(made, tuple) else (made,)
+
+    def at_first(self, op, args):
+        # And remembers what is launched where the arguments lie as they do in each such call.
+        work = getattr(op, "work", None)
+        if work is None:
+            return detached(op, *args)
+        given = [x.contiguous() for x in args]  # sooner than by op
+        pointers = [x.data_ptr() for x in given]
+        if any([x.is_neg() for x in given]) or any([pointer % 16 for pointer in pointers]):
+            return detached(op, *args)
+        again = getattr(work, "again", None)  # what an earlier call of this form launched
+        if again is None:
+            made = work(*given)
+        else:
+            form = (work, *[x for y in given for x in (y.shape, y.dtype, y.get_device())])
+            made = again(form, pointers, given)
+            if all(map(is_, args, given)):
+                self.replays[op] = work.replays.get(form)
+        return made if isinstance(made, tuple) else (made,)
+
+
 class Known:
     # A module as `usual_state` found it, and the calls of it that it took.
     def __init__(self, module, parts, edited, state, changes):
@@ -45,7 +81,7 @@ class Known:
         self.names = [*state]
         self.places = places_of(module, parts, [*state.values()])
         self.changes = changes
-        self.calls = {}  # guards, and whether it is a step; by grad mode and the inputs' shapes
+        self.calls = {}  # by grad mode and the inputs' shapes
 
     def tensors_of(self, module):
         # The module's tensors, of which guards know what they have to be; None where parts or
@@ -208,32 +244,32 @@ def is_watched():
 
 
 def known_call(module, *inputs):
-    # What `usual_state` would return, and whether the call is a step; None: it has to be asked.
+    # What `usual_state` would return, and the call; None: it has to be asked.
     if not _KNOWS_CALLS or torch.compiler.is_compiling() or is_watched():
-        return None, False
+        return None, None
     known = _KNOWN.get(id(module))
     if known is None or known.module() is not module:
-        return None, False
+        return None, None
     form = [torch.is_grad_enabled()]
     for x in inputs:
         if type(x) is float:  # whose value kernels are given
             form.append(float)
         elif type(x) not in _TENSORS or x.is_nested:
-            return None, False
+            return None, None
         else:
             form.append(x.shape)
-    guards, is_step = known.calls.get(tuple(form), (None, False))
-    if guards is None:
-        return None, False
+    call = known.calls.get(tuple(form))
+    if call is None:
+        return None, None
     tensors = known.tensors_of(module)
     if tensors is None:
         known.forget()
-        return None, False
+        return None, None
     if float in form:
         inputs = [x for x in inputs if type(x) is not float]
-    if not guards.check(*inputs, *tensors):
-        return None, False
-    return dict(zip(known.names, tensors)), is_step
+    if not call.guards.check(*inputs, *tensors):
+        return None, None
+    return dict(zip(known.names, tensors)), call
 
 
 def remember(module, state, is_step, *inputs):
@@ -260,25 +296,7 @@ def remember(module, state, is_step, *inputs):
         dynamic_dims_sizes=[[*x.shape] for x in tensors],
         dynamic_dims_strides=[[*x.stride()] for x in tensors],
     )
-    known.calls[(torch.is_grad_enabled(), *form)] = guards, is_step
-
-
-def at_once(op, *args):
-    # A known call of an operator, without its checks and without PyTorch's dispatcher.
-    work = getattr(op, "work", None)
-    if work is None:
-        return detached(op, *args)
-    form, pointers = [work], []
-    for x in args:
-        pointers.append(x.data_ptr())
-        if pointers[-1] % 16 or not x.is_contiguous() or x.is_neg():
-            if x.is_contiguous():
-                return detached(op, *args)
-            return at_once(op, *[x.contiguous() for x in args])  # sooner than by op
-        form += x.shape, x.dtype, x.get_device()
-    again = getattr(work, "again", None)  # what an earlier call of this form launched
-    made = work(*args) if again is None else again(tuple(form), pointers, args)
-    return made if isinstance(made, tuple) else (made,)
+    known.calls[(torch.is_grad_enabled(), *form)] = KnownCall(guards, is_step)
 
 
 """.replace("{watched}", WATCHED_TEXT.lstrip())

@@ -307,8 +307,8 @@ _MODULE = """\
     # The reference itself, with its forward in one loop where a call is as usual.
 {from_and_to}
     {head}
-{asks_first}        fused_state, fused_step = known_call(self, {names})
-        fused_run = at_once
+{asks_first}        fused_state, fused_run = known_call(self, {names})
+        fused_step = fused_run is not None and fused_run.is_step
         if fused_state is None:
 {asks_rows}            fused_state = usual_state(self, ({names},))
             if fused_state is None:
@@ -340,7 +340,7 @@ _ASKS_STEP = """\
 _STEPPED = """\
         if fused_step:
             given = ({given},)
-            held = []
+            held = [fused_run]
 {results}            return {result}
 """
 

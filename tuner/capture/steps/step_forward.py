@@ -205,9 +205,9 @@ def _kept_copies(values: StepValues) -> Iterator[str]:
 
 
 _MADE_IN_STEP = """\
-def made_in_step({names}):
+def made_in_step(fused_run, {names}):
     # The results of a step, and what is kept for their gradients.
-{before}    made = detached({call}, {arguments})
+{before}    made = fused_run({call}, {arguments})
 {lines}    return ({returned},), ({kept}), ({names},)
 
 

@@ -246,8 +246,8 @@ class Step(torch.autograd.Function):
     # between the two is computed again.
     @staticmethod
     def forward(ctx, number, module, held, given, *by):
-        if not held:  # all of them are made at once
-            held += made_in_step(*given)
+        if len(held) == 1:  # by what it holds, all of them are made at once
+            held[:] = made_in_step(*held, *given)
         results, kept, given = held
         ctx.set_materialize_grads(False)
         ctx.number, ctx.module, ctx.given = number, shell_of(module), given
