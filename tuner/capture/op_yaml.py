@@ -76,9 +76,7 @@ def _declared(
             argument["dtype"] = stored_dtype(tensor.dtype)
         arguments.append(argument)
     for output in results_of(stages):
-        shape = [str(output.count)]
-        if stages.calls:
-            shape = [str(size) for size in graph.value(output.name).shape] or ["1"]
+        shape = [str(size) for size in graph.value(output.name).shape] or ["1"]
         dtype = stored_dtype(output.dtype)
         outputs.append({"name": f"{names[output.name]}_out", "shape": shape, "dtype": dtype})
     return {"arguments": arguments, "outputs": outputs}, sizes

@@ -29,7 +29,7 @@ from tuner.capture.tasks.stages import Stages
 __all__ = [
     "FROM_AND_TO_TEXT", "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch",
     "made_whole", "model_new", "other_mode_text", "result_of", "results_of", "rows_of",
-    "spread_by", "state_text", "usual_text", "view_of",
+    "spread_by", "state_text", "updated_by", "usual_text", "view_of",
 ]  # fmt: skip
 
 
@@ -112,9 +112,14 @@ def made_whole(graph: Graph, stages: Stages) -> list[bool]:
     found = []
     for real, name in zip(stages.outputs, graph.outputs, strict=True):
         value = graph.value(name)
-        is_whole = bool(stages.calls and value.shape) and value.dtype != "bool"
+        is_whole = bool(value.shape) and value.dtype != "bool"
         found.append(is_whole and graph.value(real).shape == value.shape)
     return found
+
+
+def updated_by(made: Sequence[int], source: str, held: Sequence[int], buffer: str) -> str:
+    """Return what a buffer is to hold, whose text is `buffer`: what `source` is, in its shape."""
+    return source if made == held != () else f"{source}.view_as({buffer})"
 
 
 def view_of(step: Node) -> str:
@@ -184,9 +189,14 @@ def model_new(
         source = f"made[{written.index(name)}]"
         results.append(source if is_whole else result_of(graph, given, source, is_own=True))
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
-    sources = [f"made[{written.index(name)}]" for name in stages.updates.values()]
     buffers = [state_text(b) + ".data" * (b in graph.unmarked) for b in stages.updates]
-    copies = [f"{source}.view_as({b})" for source, b in zip(sources, buffers, strict=True)]
+    copies = [
+        updated_by(
+            graph.value(name).shape, f"made[{written.index(name)}]",
+            graph.value(buffer).shape, state_text(buffer),
+        )
+        for buffer, name in stages.updates.items()
+    ]  # fmt: skip
     if copies:  # at once: the host takes as long for each copy as for a launch
         updates.append(f"torch._foreach_copy_([{', '.join(buffers)}], [{', '.join(copies)}])")
     given = ", ".join(source_of(tensor) for tensor in given_in_step(graph))

@@ -105,7 +105,7 @@ def by_reference(ctx, given, others, grad):
     lent = {{f"module.{{name}}": x for name, x in zip({state}, state)}}
     lent |= {{f"module.{{name}}": lent[f"module.{{name}}"].clone() for name in {updated}}}
     try:
-        for part, is_training in ctx.modes:
+        for part, is_training in ctx.modes.items():
             part.training = is_training
         module = AsReference(lone_module(ctx.module, {{}}))
         with torch.enable_grad():

@@ -14,6 +14,7 @@ from tuner.capture.modules.module_text import (
     result_of,
     results_of,
     rows_of,
+    updated_by,
     view_of,
 )
 from tuner.capture.steps.results_of_steps import whole_in_step
@@ -157,7 +158,8 @@ def _state_updates(values: StepValues) -> Iterator[str]:
         yield f"{given[buffer]}.add_({number})"
     written = [o.name for o in results_of(stages)]
     for buffer, name in stages.updates.items():
-        value = f"made[{written.index(name)}].view_as({given[buffer]})"
+        made, held = values.forward.value(name).shape, values.graph.value(buffer).shape
+        value = updated_by(made, f"made[{written.index(name)}]", held, given[buffer])
         unmarked = ".data" * (buffer in values.graph.unmarked)  # as PyTorch's own call leaves it
         yield f"{given[buffer]}{unmarked}.copy_({value})"
 

@@ -239,6 +239,16 @@ def as_it_is(x):
     return x
 
 
+def modes_of(module, found):
+    # The mode of each part: `module.modules()` takes the host several times as long.
+    if module not in found:
+        found[module] = module.training
+        for part in module._modules.values():
+            if part is not None:
+                modes_of(part, found)
+    return found
+
+
 """
 _STEP = """\
 class Step(torch.autograd.Function):
@@ -258,7 +268,7 @@ class Step(torch.autograd.Function):
             for i, x in pairs
         ]
         ctx.versions = [x._version for x in given]
-        ctx.modes = [(part, part.training) for part in ctx.module.modules()]
+        ctx.modes = modes_of(ctx.module, {{}})
         ctx.has_inputs = not is_packed()
         read = [kept[i] for i in _READS[number]]
         if ctx.has_inputs:
