@@ -8,7 +8,9 @@ call twice are of this.
 from __future__ import annotations
 
 import ctypes
+import operator
 import subprocess
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from test_any_module import derive
 from test_steps import gradients
 from test_steps_of_halves import on_gpu
 
+from tuner.capture.modules.known_text import KNOWN_TEXT
 from tuner.evaluate.modules import imported
 from tuner.export.module import export_text
 from tuner.export.python_operators import python_binding, python_calls
@@ -304,6 +307,43 @@ def test_what_a_function_returns_is_made_anew_each_time(picked, text):
     pointers = [each.data_ptr() for _, found in kept for each in found]
     assert len({*pointers}) == len(pointers) and replay is not None
     assert replay.num_early == min(i % 5 for i in picked) - 1
+
+
+def test_a_known_call_looks_for_its_launches_by_the_operator_alone(text):
+    """Its tensors are known but for where they are; of another layout nothing is remembered."""
+    made, through = chain(text, 2), []
+    work = text.replayed(lambda x: made(x)[-1])
+
+    def op(*args):
+        raise AssertionError("its kernels are called directly")
+
+    op.work = work
+    names = {"torch": torch, "nn": torch.nn, "types": types, "is_": operator.is_}
+    names["detached"] = lambda op, *args: through.append(args) or (args[0] * 4,)
+    exec(KNOWN_TEXT, names)
+    known = names["KnownCall"](None, is_step=False)
+    whole, _ = drawn(0, 208)
+
+    def check(x) -> None:
+        torch.testing.assert_close(known(op, x), (x * 4,))
+
+    check(whole[::2])  # which is made contiguous first
+    assert not known.replays and len(work.replays) == 1
+    for begin in (0, 4, 8):
+        check(whole[begin : begin + 104])
+        assert known.replays == {op: work.replays[(work, (104,), torch.float32, -1)]}
+    work.replays.clear()
+    check(whole[16:120])
+    assert not work.replays and not through
+    check(whole[1:105])  # at no multiple of 16 bytes
+    assert len(through) == 1 and not work.replays
+    text.library.set_context(None)  # as of a thread that has none
+    before = text.library.launches_so_far()
+    check(whole[:104])
+    text.library.set_context(1)
+    assert text.library.launches_so_far() == before
+    check(whole[:104])
+    assert text.library.launches_so_far() == before + 2
 
 
 def test_memory_is_shared_by_what_is_not_needed_at_the_same_time(text):
