@@ -147,11 +147,13 @@ def test_a_fallback_is_said_to_be_one_and_no_advice_asks_for_more(tmp_path):
     assert not any("the interval holds 1" in advice.text for advice in reported.warnings)
 
 
-def test_interval_without_ends_is_said_in_words(tmp_path):
+def test_bounds_that_tell_nothing_are_not_said(tmp_path):
     reported = reported_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
-    assert reported.certainty == (
-        "another round would find 0.000x to no bound (95 %, from 1 process alone)"
-    )
+    assert reported.certainty == "uncertain: rounds of 1 process differ too much for bounds"
+    wide, told = Interval(2.66, 0.026, 270.0, 0.95, 2), Interval(2.66, 0.7, 10.1, 0.95, 3)
+    assert wide.words == "2.660x [2 processes differ too much for bounds]"
+    assert told.words == "2.660x [0.700, 10.100]"
+    assert "0.700x to 10.1x (95 %, from 3 processes)" in reported_of(tmp_path, told).certainty
     assert any("one process only" in advice.text for advice in reported.warnings)
 
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, model_validator
 __all__ = ["NUMBERS", "SAME_SPEED", "Bursts", "Interval", "Measurement", "OnData", "keys_of"]
 
 SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need know of
+VAGUE = 16.0  # times as much as its lower bound: an upper one that tells nothing
 
 # NaN (no error could be computed) and Infinity (an interval without end) survive as words.
 NUMBERS = ConfigDict(ser_json_inf_nan="strings")
@@ -115,9 +116,22 @@ class Interval:
         return self.verdict != "slower", self.speedup
 
     @property
+    def is_vague(self) -> bool:
+        """Whether its few processes differ so much that its bounds tell nothing."""
+        return not self.high <= VAGUE * self.low
+
+    @property
+    def why_vague(self) -> str:
+        """Say so in place of bounds, as `2 processes differ too much for bounds`."""
+        if self.num_processes == 1:
+            return "rounds of 1 process differ too much for bounds"
+        return f"{self.num_processes} processes differ too much for bounds"
+
+    @property
     def words(self) -> str:
         """The ratio and where it lies, as `1.234x [1.200, 1.268]`."""
-        return f"{self.speedup:.3f}x [{self.low:.3f}, {self.high:.3f}]"
+        ends = f"{self.low:.3f}, {self.high:.3f}"
+        return f"{self.speedup:.3f}x [{self.why_vague if self.is_vague else ends}]"
 
     def overlaps(self, other: Interval) -> bool:
         """Return whether some ratio lies in both."""

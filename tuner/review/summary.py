@@ -43,6 +43,7 @@ from tuner.review.workloads import (
     caveat_of,
     error_ratio,
     headline_of,
+    interval_words,
     steps_of,
     tone_of,
     tone_words,
@@ -53,7 +54,6 @@ from tuner.review.workloads import (
 )  # fmt: skip
 from tuner.run import Outlook, Run
 from tuner.trial import Compiled, Finalist, Interval, ProbeResult, Result, Status, Trial
-from tuner.wording import percent
 
 __all__ = [
     "LIKE_PYTORCH", "Summary", "format_summary", "summary", "summary_of", "trial_words",
@@ -164,7 +164,7 @@ def summary_of(run_data: RunData) -> Summary:
         mode=MODE_WORDS.get(environment.mode, ""),
         sizes=sizes_words(environment.sizes),
         verdict=verdict,
-        certainty=_interval_words(headline) if headline and kind != "rejected" else "",
+        certainty=interval_words(headline) if headline and kind != "rejected" else "",
         caveat=caveat_of(workloads),
         trust=trust_of(result),
         untimed=untimed_of(result),
@@ -274,14 +274,6 @@ def _by_process(finalist: Finalist, interval: Interval) -> list[float]:
     return []
 
 
-def _interval_words(interval: Interval) -> str:
-    ends = f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
-    share = percent(interval.confidence, 3)
-    if interval.num_processes == 1:
-        return f"another round would find {ends} ({share}, from 1 process alone)"
-    return f"another process would find {ends} ({share}, from {interval.num_processes} processes)"
-
-
 def _error_words(probes: Sequence[ProbeResult]) -> str:
     """Compare the errors with the baseline's own: as given, and where they compare worst."""
     if not probes:
@@ -322,7 +314,7 @@ def _compiled_words(compiled: Compiled | None) -> str:
         f"torch.compile ({compiled.mode}) takes {us_words(compiled.latency_us)}, "
         f"{ratio_words(compiled.interval.speedup)} PyTorch's speed{answer_words(compiled)}; the "
         f"exported file runs at {ratio_words(compiled.ours.speedup)} of that; "
-        f"{_interval_words(compiled.ours)}"
+        f"{interval_words(compiled.ours)}"
     )
 
 

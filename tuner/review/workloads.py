@@ -16,6 +16,7 @@ from tuner.by_batch import NO_ROWS
 from tuner.problem.timed_data import GIVEN_ALONE
 from tuner.review.formatting import count_words, ratio_words
 from tuner.trial import SAME_SPEED, Compiled, Finalist, Interval, ProbeResult, Result
+from tuner.wording import percent
 
 __all__ = [
     "AS_GIVEN",
@@ -26,6 +27,7 @@ __all__ = [
     "error_ratio",
     "finalist_of",
     "headline_of",
+    "interval_words",
     "least_of",
     "steps_of",
     "tone_of",
@@ -255,10 +257,16 @@ def steps_of(workloads: Sequence[Workload]) -> str:
     """Return the speed-up of steps of training, where it is no caveat and there is one."""
     steps = [w for w in workloads if w.name.startswith(STEP)]
     return "; ".join(
-        f"{w.words} ({ratio_words(w.interval.low)} to {ratio_words(w.interval.high)})"
+        f"{w.words} ({_ends_words(w.interval)})"
         for w in steps
         if w not in _less_than_said(workloads)
     )
+
+
+def _ends_words(interval: Interval) -> str:
+    if interval.is_vague:
+        return interval.why_vague
+    return f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
 
 
 def trust_of(result: Result | None) -> str:
@@ -305,3 +313,13 @@ def _is_below(low: Interval, high: Interval) -> bool:
     if low.overlaps(high) or not 0 < low.speedup < high.speedup:
         return False
     return math.log(high.speedup / low.speedup) > SAME_SPEED
+
+
+def interval_words(interval: Interval) -> str:
+    """Say what other processes would find, or that those of the race differ too much."""
+    if interval.is_vague:
+        return f"uncertain: {interval.why_vague}"
+    ends, share = _ends_words(interval), percent(interval.confidence, 3)
+    if interval.num_processes == 1:
+        return f"another round would find {ends} ({share}, from 1 process alone)"
+    return f"another process would find {ends} ({share}, from {interval.num_processes} processes)"
