@@ -93,8 +93,12 @@ def test_the_live_view_says_what_is_left_to_gain_until_it_is_known_better(tmp_pa
         ((2.0, 1.9, 2.1), "2.000x [1.900, 2.100]: faster"),
         ((1.01, 0.98, 1.04), "1.010x [0.980, 1.040]: no difference"),
         (
+            (2.9, 0.3, 4.5),
+            "2.900x [0.300, 4.500]: not distinguished from PyTorch, its processes",
+        ),
+        (
             (2.9, 0.1, 99.0),
-            "2.900x [0.100, 99.000]: not distinguished from PyTorch, its processes",
+            "2.900x [3 processes differ too much for bounds]: not distinguished from PyTorch",
         ),
     ],
 )
