@@ -127,11 +127,14 @@ class Interval:
             return "rounds of 1 process differ too much for bounds"
         return f"{self.num_processes} processes differ too much for bounds"
 
+    def bounds(self, words: str) -> str:
+        """Return the words of its bounds, or why these are not worth saying."""
+        return self.why_vague if self.is_vague else words
+
     @property
     def words(self) -> str:
         """The ratio and where it lies, as `1.234x [1.200, 1.268]`."""
-        ends = f"{self.low:.3f}, {self.high:.3f}"
-        return f"{self.speedup:.3f}x [{self.why_vague if self.is_vague else ends}]"
+        return f"{self.speedup:.3f}x [{self.bounds(f'{self.low:.3f}, {self.high:.3f}')}]"
 
     def overlaps(self, other: Interval) -> bool:
         """Return whether some ratio lies in both."""

@@ -264,9 +264,17 @@ def steps_of(workloads: Sequence[Workload]) -> str:
 
 
 def _ends_words(interval: Interval) -> str:
+    return interval.bounds(f"{ratio_words(interval.low)} to {ratio_words(interval.high)}")
+
+
+def interval_words(interval: Interval) -> str:
+    """Say what other processes would find, or that those of the race differ too much."""
     if interval.is_vague:
-        return interval.why_vague
-    return f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
+        return f"uncertain: {interval.why_vague}"
+    ends, share = _ends_words(interval), percent(interval.confidence, 3)
+    if interval.num_processes == 1:
+        return f"another round would find {ends} ({share}, from 1 process alone)"
+    return f"another process would find {ends} ({share}, from {interval.num_processes} processes)"
 
 
 def trust_of(result: Result | None) -> str:
@@ -313,13 +321,3 @@ def _is_below(low: Interval, high: Interval) -> bool:
     if low.overlaps(high) or not 0 < low.speedup < high.speedup:
         return False
     return math.log(high.speedup / low.speedup) > SAME_SPEED
-
-
-def interval_words(interval: Interval) -> str:
-    """Say what other processes would find, or that those of the race differ too much."""
-    if interval.is_vague:
-        return f"uncertain: {interval.why_vague}"
-    ends, share = _ends_words(interval), percent(interval.confidence, 3)
-    if interval.num_processes == 1:
-        return f"another round would find {ends} ({share}, from 1 process alone)"
-    return f"another process would find {ends} ({share}, from {interval.num_processes} processes)"

@@ -376,9 +376,9 @@ def _speed_lines(raced: Finalist) -> list[str]:
     if raced.interval is None or (i := raced.least) is None:
         return []
     of = ", the least of what follows" if raced.others else f", {GIVEN_ALONE}"
-    ends = f"{i.confidence:.0%} of processes in [{i.low:.3f}, {i.high:.3f}]"
+    ends = i.bounds(f"{i.confidence:.0%} of processes in [{i.low:.3f}, {i.high:.3f}]")
     lines = [
-        f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {i.why_vague if i.is_vague else ends} "
+        f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {ends} "
         f"({raced.verdict}; {i.num_processes} processes, cold caches){of}"
     ]
     if raced.others:

@@ -43,7 +43,7 @@ def remarks_on(exported: Finalist, model_new: str) -> list[str]:
         )
     if exported.step is not None:
         step = exported.step
-        where = step.why_vague if step.is_vague else f"{step.low:.2f}, {step.high:.2f}"
+        where = step.bounds(f"{step.low:.2f}, {step.high:.2f}")
         remarks.append(
             f"a step of training, forward and gradients, is {step.speedup:.2f}x [{where}]"
         )
