@@ -31,6 +31,7 @@ from tuner.machine.datasheets import known_device
 from tuner.plans import Argument, Plan, Step, Tensor
 
 SOURCE = Path(__file__).with_name("driver_of_the_host.c")
+TEXTS = "launch", "launches", "replay"
 PTX = ".visible .entry {name}(\n{parameters}\n)\n.maxntid 128\n{{ .param .b32 in_the_body; }}"
 
 
@@ -97,12 +98,12 @@ def text(library, monkeypatch):
         __version__="3.6.0", JITFunction=Kernel,
         runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
     )  # fmt: skip
-    include = "".join(f'{{% include "_lib/triton_{n}.py" %}}\n' for n in ("launch", "replay"))
+    include = "".join(f'{{% include "_lib/triton_{n}.py" %}}\n' for n in TEXTS)
     names: dict = {"torch": torch, "triton": triton}
     source = rendered(Path("t.py"), include, [builtin_folder()], {})
     exec(compile(source, "triton_replay.py", "exec"), names)
     names["REPLAY_DEVICE"] = "cpu"
-    names["replayed"].driver = names["replay_driver"](library._name)
+    names["REPLAY_DRIVER"] = library._name
     library.set_context.argtypes = [ctypes.c_void_p]
     library.added.restype = ctypes.c_char_p
     library.added.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
@@ -165,7 +166,7 @@ def test_later_calls_launch_the_same_on_other_tensors(text):
     before = text.library.launches_so_far()
     for seed in range(1, 6):
         check(text, *drawn(seed))
-    assert text.num_calls == 1 and text.library.launches_so_far() == before + 10
+    assert text.num_calls == 1 and text.library.launches_so_far() == before + 15
     assert text.scaled.kernel.num_looks == text.summed.kernel.num_looks == 1
 
 
@@ -306,7 +307,6 @@ def test_what_a_function_returns_is_made_anew_each_time(picked, text):
             torch.testing.assert_close(each, x * 2.0 ** (i % 5))
     pointers = [each.data_ptr() for _, found in kept for each in found]
     assert len({*pointers}) == len(pointers) and replay is not None
-    assert replay.num_early == min(i % 5 for i in picked) - 1
 
 
 def test_a_known_call_looks_for_its_launches_by_the_operator_alone(text):
@@ -388,6 +388,112 @@ def test_what_is_returned_otherwise_is_not_replayed(why, text):
         last = found[-1] if isinstance(found, (tuple, list)) else found
         torch.testing.assert_close(last, 4 * x[1:] if why == "view" else 4 * x)
     assert [*work.replays.values()] == [None]
+
+
+def linked(text, links: int = 3, is_alone: bool = True):
+    """A function whose calls end in memory that the caller gives, and the replay of these.
+
+    Where one thread calls it, memory between is at the same place each time, as CUDA's is.
+    """
+    made, places = chain(text, links), {}
+    empty = torch._C._dynamo.guards._empty_strided_cpu
+
+    def placed(shape, stride, dtype):
+        if shape not in places:
+            places[shape] = empty(shape, stride, dtype)
+        return places[shape]
+
+    def work(x, out):
+        text.summed[(1,)](made(x)[-1], x, torch.zeros(1), out, len(x), more=1)
+
+    work = text.replayed(work)
+    work(torch.randn(40), torch.empty(40))
+    (replay,) = work.replays.values()
+    if is_alone:
+        replay.made = placed
+    return work, replay
+
+
+def check_linked(work, x, out, links: int = 3) -> None:
+    out.fill_(9)
+    work(x, out)
+    torch.testing.assert_close(out, (2.0**links + 1) * x)
+
+
+def test_what_comes_back_at_the_same_addresses_is_launched_as_a_graph(text):
+    """From the third time on; the numbers that lie there are others each time."""
+    work, replay = linked(text)
+    before = text.library.graph_launches_so_far()
+    x, out = torch.randn(40), torch.empty(40)
+    for calls in range(1, 7):
+        check_linked(work, x.normal_(), out)
+        assert text.library.graph_launches_so_far() - before == max(0, calls - 2)
+    assert len(replay.graphs) == 1
+    for other in [torch.empty(40) for _ in range(3)]:
+        check_linked(work, x, other)
+    assert text.library.graph_launches_so_far() - before == 4
+
+
+def test_calls_that_somebody_captures_are_launched_one_by_one(text):
+    work, replay = linked(text)
+    x, out = torch.randn(40), torch.empty(40)
+    text.library.set_capturing(1)
+    try:
+        for _ in range(5):
+            check_linked(work, x, out)
+        assert not replay.graphs and replay.has_graphs
+        text.library.set_capturing(0)
+        for _ in range(4):
+            check_linked(work, x, out)
+        assert replay.graphs
+        text.library.set_capturing(1)
+        before = text.library.graph_launches_so_far()
+        check_linked(work, x, out)
+        assert text.library.graph_launches_so_far() == before
+    finally:
+        text.library.set_capturing(0)
+
+
+def test_where_the_driver_makes_no_graph_launches_stay_single(text):
+    work, replay = linked(text, 70)  # more than this driver takes
+    x, out = torch.randn(40) / 2.0**70, torch.empty(40)
+    for _ in range(6):
+        check_linked(work, x, out, 70)
+    assert not replay.has_graphs and not replay.graphs
+
+
+def test_graphs_are_few_and_those_that_do_not_come_back_end(text):
+    text.names["REPLAY_MOST_GRAPHS"] = most = 2
+    work, replay = linked(text)
+    there = text.library.graphs_there_are()
+    x, outs = torch.randn(40), [torch.empty(40) for _ in range(4)]
+    for out in outs * 4:
+        check_linked(work, x, out)
+    assert len(replay.graphs) == text.library.graphs_there_are() - there == most
+    first = replay.graphs
+    for out in outs * 80:  # half of these calls have a graph
+        check_linked(work, x, out)
+    assert replay.graphs is not first
+    first = None
+    assert text.library.graphs_there_are() - there <= most
+    work.replays.clear()
+    replay = None
+    assert text.library.graphs_there_are() == there
+
+
+def test_graphs_of_many_threads_are_of_their_own_tensors(text):
+    work, _ = linked(text, is_alone=False)
+
+    def one(seed: int) -> None:
+        generator, x, out = torch.Generator().manual_seed(seed), torch.empty(40), torch.empty(40)
+        for _ in range(100):
+            check_linked(work, x.normal_(generator=generator), out)
+
+    before = text.library.graph_launches_so_far()
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(one, seed) for seed in range(8)]:
+            done.result()
+    assert text.library.graph_launches_so_far() > before
 
 
 def doubled(inputs: int, more: tuple[Step, ...] = ()) -> Plan:

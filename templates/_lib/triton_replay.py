@@ -2,25 +2,24 @@
 #
 # What such a function makes and launches depends on its arguments' form alone: dtypes, shapes,
 # strides, numbers. Its first call of a form is watched. Later ones make what it allocated as one
-# block, in which what is not needed at the same time shares memory, and what it returns apart; they
-# put addresses in their places, and launch by CUDA's driver: what Python and Triton ask for each
+# block, in which what is not needed at the same time shares memory, and what it returns apart; C
+# puts addresses in their places, and launches by CUDA's driver: what Python and Triton ask for each
 # launch takes the host ten times as long.
 
 import contextlib
-import ctypes
-import struct
 from functools import update_wrapper
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 REPLAYS = True  # False only in tests, which compare
 REPLAY_DEVICE = "cuda"  # the kind of device whose addresses kernels are given
+REPLAY_DRIVER = "libcuda.so.1"
+REPLAY_MOST_GRAPHS = 64  # of a form
 REPLAY_ROOM_BYTES = 256  # what lies in one block begins at multiples of these
 # Of PyTorch's operations those that make memory, without a kernel; what makes zeros has one of the
 # driver's in a replay. Views are free, and what is computed on the host depends on the form.
 REPLAY_MAKING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros"}
-# Of kernels' numbers; others are whole.
-REPLAY_FLOATS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}
+REPLAY_FLOATS = {"fp32": "f", "fp64": "d"}  # of kernels' numbers, for `struct`; others are whole
 REPLAY_PLAIN = (int, float, bool, type(None))
 
 
@@ -63,9 +62,9 @@ class ReplayPlaces:
     # Where the addresses of one call are from: its arguments, what it returns, or what it made
     # besides, which is one block in a replay, zeroed at its beginning.
 
+    BEFORE = 3  # words of a call, which `launch_all` names; arguments and results follow
+
     def __init__(self, recorder, tensors, results):
-        # (number of an argument, of a result behind these or, last, of the block; bytes behind)
-        self.of = {}
         self.spans = []
         for t in (*tensors, *results):
             last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
@@ -118,17 +117,16 @@ class ReplayPlaces:
             self.rooms[first] = at
             self.num_bytes = max(self.num_bytes, at + size)
 
-    def number(self, tensor):
-        # Which of the addresses is a tensor's.
+    def of(self, tensor):
+        # Behind which of the call's words a tensor is, and how many bytes.
         address = tensor.data_ptr()
-        for argument, (first, end) in enumerate(self.spans):
+        for number, (first, end) in enumerate(self.spans, self.BEFORE):
             if first <= address < max(end, first + 1):
-                return self.of.setdefault((argument, address - first), len(self.of))
+                return GivenNumber(number, address - first)
         first = tensor.untyped_storage().data_ptr()
         if first not in self.rooms:
             raise NotReplayed("a kernel reads what is no argument, and was not made by the call")
-        behind = self.rooms[first] + address - first
-        return self.of.setdefault((len(self.spans), behind), len(self.of))
+        return GivenNumber(1, self.rooms[first] + address - first)
 
 
 class LaunchReplay:
@@ -139,7 +137,8 @@ class LaunchReplay:
         results = () if result is None else result if isinstance(result, tuple) else (result,)
         if recorder.why or not all(isinstance(made, torch.Tensor) for made in results):
             raise NotReplayed(recorder.why or "it returns other things")
-        self.driver, self.function, self.lock = driver, function, threading.Lock()
+        self.function, self.driver = function, driver
+        self.library = launches_library()
         self.device, self.current = tensors[0].get_device(), torch.cuda.current_device
         self.stream_of = triton.runtime.driver.active.get_current_stream
         # By which torch.compile's files make tensors, in half of torch.empty_strided's time.
@@ -147,23 +146,30 @@ class LaunchReplay:
         self.places = ReplayPlaces(recorder, tensors, results)
         self.results = [(tuple(made.shape), made.stride(), made.dtype) for made in results]
         self.is_alone = isinstance(result, torch.Tensor)
-        num_given = sum(len(arguments) for _, _, arguments in recorder.launches)
-        self.addresses = (ctypes.c_uint64 * num_given)()  # by their number, of which many are one
         self.kept = []  # what launches point to
-        self.launches = [
+        launches = [
             self.call_of(what, how, arguments) if isinstance(how, str)
             else self.launch_of(what, how, arguments)
             for what, how, arguments in recorder.launches
         ]  # fmt: skip
-        self.format = f"={len(self.places.of)}Q"
-        # An idle device waits for the first launches; what they do not write is made behind them.
-        apart = {made.untyped_storage().data_ptr() for made in results}
-        self.num_early = 0
-        for _, _, arguments in recorder.launches if apart else ():
-            given = [t.untyped_storage().data_ptr() for t in arguments if torch.is_tensor(t)]
-            if not apart.isdisjoint(given):
-                break
-            self.num_early += 1
+        self.launches = (OneLaunch * len(launches))(*launches)
+        self.num_launches = len(launches)
+        # Of functions of C++ each launches several.
+        self.has_graphs = len(launches) > 1 or not all(each.threads for each in launches)
+        self.words = struct.Struct(f"={self.places.BEFORE + len(tensors) + len(results)}Q")
+        # By its words, of which a loop has the same again and again: PyTorch gives out memory in
+        # the same order. What is seen a second time becomes a graph.
+        self.graphs, self.seen, self.num_without = {}, set(), 0
+
+    def one(self, name, function, given, blocks=(0, 0, 0), threads=0, shared=0):
+        if len(given) > (MOST_GIVEN if threads else MOST_GIVEN // 4):
+            raise NotReplayed(f"{name} takes {len(given)} numbers")
+        given = (GivenNumber * len(given))(*given)
+        self.kept.append(given)
+        return OneLaunch(
+            name.encode(), function, given, len(given), (ctypes.c_uint32 * 3)(*blocks),
+            threads, shared,
+        )  # fmt: skip
 
     def launch_of(self, made, grid, arguments):
         # Of a kernel that Triton compiled, but those that it launches in clusters, say.
@@ -176,47 +182,35 @@ class LaunchReplay:
         given = []
         for kind, value in zip(kinds.values(), arguments):
             if isinstance(value, torch.Tensor):
-                at = 8 * self.places.number(value)
-                given.append(ctypes.addressof(self.addresses) + at)
+                given.append(self.places.of(value))
+            elif kind in REPLAY_FLOATS:
+                bits = struct.pack(f"<{REPLAY_FLOATS[kind]}", value).ljust(8, b"\0")
+                given.append(GivenNumber(-1, int.from_bytes(bits, "little")))
             elif kind != "constexpr":
-                self.kept.append(REPLAY_FLOATS.get(kind, ctypes.c_int64)(value))
-                given.append(ctypes.addressof(self.kept[-1]))
+                given.append(GivenNumber(-1, value & (2**64 - 1)))
         parameters = made.asm["ptx"].partition(".entry")[2].partition(")")[0]
         num_more = parameters.count(".param") - len(given)
         if not 0 <= num_more <= 2:  # rooms of Triton's, of no bytes
             raise NotReplayed("a kernel has parameters that are not known")
-        self.kept += [made, ctypes.c_uint64(0)]
-        given += num_more * [ctypes.addressof(self.kept[-1])]
-        pointers = (ctypes.c_void_p * len(given))(*given)
-        launch, function, shared = self.driver.cuLaunchKernel, made.function, facts.shared
-        threads, name = 32 * facts.num_warps, facts.name
-        fixed = ctypes.c_void_p(function), *grid, threads, 1, 1, shared
-
-        def launched_again(addresses, stream):
-            code = launch(*fixed, stream, pointers, None)
-            if code:
-                raise RuntimeError(f"{name}: CUDA's driver says {code}")
-
-        return launched_again
+        given += num_more * [GivenNumber(-1, 0)]
+        self.kept.append(made)
+        return self.one(facts.name, made.function, given, grid, 32 * facts.num_warps, facts.shared)
 
     def call_of(self, function, name, arguments):
-        # Of a function of C++: its arguments, or which address stands there.
+        # Of a function of C++, which takes the stream last.
         given = []
-        for value in arguments:
-            is_placed = isinstance(value, torch.Tensor)
-            if is_placed and value.device.type == REPLAY_DEVICE:
-                value = self.places.number(value)
-            elif is_placed:  # on the host, made of numbers of the form: it stays where it is
+        for value in (*arguments, None):
+            if not isinstance(value, torch.Tensor):
+                value = GivenNumber(-1, (value or 0) & (2**64 - 1))
+            elif value.device.type == REPLAY_DEVICE:
+                value = self.places.of(value)
+            else:  # on the host, made of numbers of the form: it stays where it is
                 self.kept.append(value)
-                is_placed, value = False, value.data_ptr()
-            given.append((is_placed, value))
-
-        def called_again(addresses, stream):
-            message = function(*[addresses[v] if is_placed else v for is_placed, v in given], stream)
-            if message is not None:
-                raise RuntimeError(f"{name}: {message.decode(errors='replace')}")
-
-        return called_again
+                value = GivenNumber(-1, value.data_ptr())
+            given.append(value)
+        given[-1] = GivenNumber(0, 0)
+        self.kept.append(function)
+        return self.one(name, ctypes.cast(function, ctypes.c_void_p).value, given)
 
     def again(self, pointers, arguments):
         # A call of this form, by the addresses of its tensors.
@@ -226,40 +220,44 @@ class LaunchReplay:
             or any([pointers[a] != pointers[b] for a, b in self.places.equal])
         ):
             return self.function(*arguments)
-        context = ctypes.c_void_p()  # of this thread, which may have none yet
-        if self.driver.cuCtxGetCurrent(ctypes.byref(context)) or not context.value:
-            return self.function(*arguments)
-        stream = self.stream_of(self.device)
-        as_given = ctypes.c_void_p(stream)
         room, at = None, 0
         if num_bytes := self.places.num_bytes:
             room = self.made((num_bytes,), (1,), torch.uint8)
             at = room.data_ptr()
-        if zeroed := self.places.num_zeroed_bytes:
-            if code := self.driver.cuMemsetD8Async(at, 0, zeroed, stream):
-                raise RuntimeError(f"cuMemsetD8Async: CUDA's driver says {code}")
-        if self.num_early:
-            none = [0] * len(self.results)
-            self.launch([*pointers, *none, at], self.launches[: self.num_early], as_given)
         made = [self.made(shape, stride, dtype) for shape, stride, dtype in self.results]
-        pointers = [*pointers, *[each.data_ptr() for each in made], at]
-        self.launch(pointers, self.launches[self.num_early :], as_given)
+        words = self.words.pack(
+            self.stream_of(self.device), at, self.places.num_zeroed_bytes,
+            *pointers, *[each.data_ptr() for each in made],
+        )  # fmt: skip
+        graph = self.graphs.get(words)
+        if graph is not None:
+            said = self.library.launch_graph(self.driver, graph.address, words)
+        if graph is None or said == b"captured":
+            said = self.library.launch_all(self.driver, self.launches, self.num_launches, words)
+            if self.has_graphs and said is None:
+                self.noticed(words)
+        if said is not None:
+            if said == b"no context":  # of this thread, as yet: nothing was launched
+                return self.function(*arguments)
+            raise RuntimeError(said.decode(errors="replace"))
         return made[0] if self.is_alone else tuple(made) or None
 
-    def launch(self, pointers, launches, stream):
-        addresses = [pointers[base] + behind for base, behind in self.places.of]
-        with self.lock:
-            struct.pack_into(self.format, self.addresses, 0, *addresses)
-            for launch in launches:
-                launch(addresses, stream)
-
-
-def replay_driver(path="libcuda.so.1"):
-    # Of cuLaunchKernel no argtypes: to convert its arguments takes the host as long as the rest.
-    library = ctypes.CDLL(path)
-    whole = ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t
-    library.cuMemsetD8Async.argtypes = [*whole, ctypes.c_void_p]
-    return library
+    def noticed(self, words):
+        # What was launched without a graph, and may be again.
+        self.num_without += 1
+        if self.num_without > 64 * REPLAY_MOST_GRAPHS:  # those that there are do not come back
+            self.graphs, self.seen, self.num_without = {}, set(), 0
+        if words not in self.seen:
+            self.seen.add(words)
+        elif len(self.graphs) < REPLAY_MOST_GRAPHS:
+            found, own = ctypes.c_void_p(), ctypes.create_string_buffer(words)
+            said = self.library.make_graph(
+                self.driver, self.launches, self.num_launches, own, ctypes.byref(found)
+            )
+            if said is None:
+                self.graphs[words] = LaunchedGraph(found, self.driver)
+            elif said != b"captured":  # an older driver, say
+                self.has_graphs = False
 
 
 def is_replaying():
@@ -269,8 +267,6 @@ def is_replaying():
 class replayed:
     # A function of tensors and numbers, all of whose work is done by kernels. It returns nothing,
     # or one tensor or several, which it has made.
-
-    driver = None
 
     def __init__(self, function):
         update_wrapper(self, function)
@@ -312,9 +308,8 @@ class replayed:
         replay = None
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         with contextlib.suppress(NotReplayed, OSError):
-            if replayed.driver is None:
-                replayed.driver = replay_driver()
-            replay = LaunchReplay(recorder, tensors, result, self.driver, self.function)
+            driver = launches_driver(REPLAY_DRIVER)
+            replay = LaunchReplay(recorder, tensors, result, driver, self.function)
         if len(self.replays) >= 256:  # as many numbers of rows, say
             self.replays.clear()
         self.replays[form] = replay

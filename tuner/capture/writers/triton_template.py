@@ -45,6 +45,9 @@ from triton.language.extra import libdevice
 {% include "_lib/triton_launch.py" %}
 
 
+{% include "_lib/triton_launches.py" %}
+
+
 {% include "_lib/triton_replay.py" %}
 """
 _WARPS = (
