@@ -39,6 +39,7 @@ class KnownCall:
     # A call that kernels take: what its tensors have to be, and what one like it launched.
     def __init__(self, guards, is_step):
         self.guards, self.is_step, self.replays = guards, is_step, {}
+        self.gradients = {}  # by operator: calls of these behind it; None of what is not known
 
     def __call__(self, op, *args):
         # An operator, without its checks and without PyTorch's dispatcher.
@@ -69,6 +70,19 @@ class KnownCall:
             if all(map(is_, args, given)):
                 self.replays[op] = work.replays.get(form)
         return made if isinstance(made, tuple) else (made,)
+
+
+def known_gradients(run, op, *args):
+    # An operator of gradients, where the step's forward was a call that is known.
+    if type(run) is not KnownCall or is_watched():
+        return op(*args)
+    known = run.gradients.get(op, run)
+    if known is run:
+        guards = guards_of(args)
+        known = run.gradients[op] = None if guards is None else KnownCall(guards, is_step=False)
+    if known is None or not known.guards.check(*args):
+        return op(*args)
+    return known(op, *args)
 
 
 class Known:
@@ -234,6 +248,17 @@ def places_of(module, parts, tensors):
     return None if None in places else (places, tied, absent)
 
 
+def guards_of(tensors):
+    # What asks whether others are like these; None where that cannot be asked.
+    if any(type(x) not in _TENSORS for x in tensors) or len({*map(id, tensors)}) < len(tensors):
+        return None
+    return TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[[*x.shape] for x in tensors],
+        dynamic_dims_strides=[[*x.stride()] for x in tensors],
+    )
+
+
 def is_watched():
     # Whether PyTorch has to see the operations of a call.
     return (
@@ -277,8 +302,8 @@ def remember(module, state, is_step, *inputs):
     if not _KNOWS_CALLS or torch.compiler.is_compiling() or _PLACES or is_watched():
         return
     form = [float if type(x) is float else getattr(x, "shape", None) for x in inputs]
-    tensors = [x for x in (*inputs, *state.values()) if type(x) is not float]
-    if any(type(x) not in _TENSORS for x in tensors) or len({*map(id, tensors)}) < len(tensors):
+    guards = guards_of([x for x in (*inputs, *state.values()) if type(x) is not float])
+    if guards is None:
         return
     known = _KNOWN.get(id(module))
     if known is not None and known.module() is not module:
@@ -291,11 +316,6 @@ def remember(module, state, is_step, *inputs):
         known = _KNOWN[id(module)] = Known(module, *parts, state, changes)
     if len(known.calls) >= 64:  # as many numbers of rows, say
         known.calls.clear()
-    guards = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[[*x.shape] for x in tensors],
-        dynamic_dims_strides=[[*x.stride()] for x in tensors],
-    )
     known.calls[(torch.is_grad_enabled(), *form)] = KnownCall(guards, is_step)
 
 

@@ -137,7 +137,7 @@ def _gradient_lines(
         done = {*compress(asked.outputs, made_whole(asked, each.stages))}
         name = next(name for name, other in values.plan.calls if other is each)
         arguments = arguments_text(values.graph, asked, each.stages, known, batch)
-        call = [f"made = fused_{name}({arguments})"]
+        call = [f"made = known_gradients(ctx.run, fused_{name}, {arguments})"]
     before, texts = gradients_text(each, FIRST, leaves, coming, made, done, is_whole)
     return [*call, *before, "return (", *(f"    {text}," for text in texts), ")"]
 
@@ -257,8 +257,8 @@ class Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx, number, module, held, given, *by):
         if len(held) == 1:  # by what it holds, all of them are made at once
-            held[:] = made_in_step(*held, *given)
-        results, kept, given = held
+            held[:] = (*made_in_step(*held, *given), *held)
+        results, kept, given, ctx.run = held
         ctx.set_materialize_grads(False)
         ctx.number, ctx.module, ctx.given = number, shell_of(module), given
         # Nobody else has those that are not returned; a reference to others may be for ever.
