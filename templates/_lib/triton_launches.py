@@ -213,9 +213,13 @@ def launches_driver(path="libcuda.so.1"):
 class LaunchedGraph:
     # A graph of launches, which ends when nobody launches it any more.
 
+    num_alive = 0  # each takes some 0.1 MB of the device's memory
+
     def __init__(self, address, driver):
+        LaunchedGraph.num_alive += 1
         self.address = address
         self.end = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(driver[-1])
 
     def __del__(self):
+        LaunchedGraph.num_alive -= 1
         self.end(self.address)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 REPLAYS = True  # False only in tests, which compare
 REPLAY_DEVICE = "cuda"  # the kind of device whose addresses kernels are given
 REPLAY_DRIVER = "libcuda.so.1"
-REPLAY_MOST_GRAPHS = 64  # of a form
+REPLAY_MOST_GRAPHS = 64  # of a form; eight times as many of all
 REPLAY_ROOM_BYTES = 256  # what lies in one block begins at multiples of these
 # Of PyTorch's operations those that make memory, without a kernel; what makes zeros has one of the
 # driver's in a replay. Views are free, and what is computed on the host depends on the form.
@@ -249,7 +249,10 @@ class LaunchReplay:
             self.graphs, self.seen, self.num_without = {}, set(), 0
         if words not in self.seen:
             self.seen.add(words)
-        elif len(self.graphs) < REPLAY_MOST_GRAPHS:
+        elif (
+            len(self.graphs) < REPLAY_MOST_GRAPHS
+            and LaunchedGraph.num_alive < 8 * REPLAY_MOST_GRAPHS
+        ):
             found, own = ctypes.c_void_p(), ctypes.create_string_buffer(words)
             said = self.library.make_graph(
                 self.driver, self.launches, self.num_launches, own, ctypes.byref(found)
