@@ -9,22 +9,25 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 
 from tuner.capture.graph.settings import made_from
 from tuner.capture.modules.rows_text import with_rows
 from tuner.errors import TemplateError
-from tuner.export.python_operators import operator_of, python_binding, python_calls, work_of
-from tuner.export.registration import built_alone, cpp_binding, schema
-from tuner.export.several import KEPT_TEXTS, Dispatch, apart, dispatch_text, named_in
+from tuner.export.around import around_text
+from tuner.export.blocks import autograd_text, block_text, escape, fused_text, has_cuda
+from tuner.export.python_operators import operator_of
+from tuner.export.several import (
+    KEPT_TEXTS,
+    Dispatch,
+    apart,
+    dispatch_text,
+    futures_apart,
+    named_in,
+)
 from tuner.kernel import kept_memory
-from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
-from tuner.kernel.python_calls import size_lines
-from tuner.kernel.triton_files import at_fixed_lines
 from tuner.machine.platforms import platform_of
-from tuner.plans import Plan
 from tuner.problem.overrides import Overrides
 from tuner.trial import Candidate, content_key
 
@@ -53,6 +56,7 @@ def export_text(
     standing: str = UNVERIFIED,
     more: Sequence[tuple[Candidate, Sequence[str]]] = (),
     dispatch: Dispatch | None = None,
+    steps_flags: Sequence[str] = (),
 ) -> str:
     """Return the text of the standalone module.
 
@@ -68,19 +72,21 @@ def export_text(
             rejected, and why. The code below the header is the same.
         more: further kernels, each with its compiler's flags, where the file has several.
         dispatch: which is for how many rows, then.
+        steps_flags: the compiler's for the family's own steps of training, where it has some.
     """
     # The version of the file's own glue is part of the name: two exports never share a library.
     # At which rows it is taken is not: that is measured of what is compiled already.
     glue = with_rows(family.model_new, None)
     kernels = [(candidate, flags), *more]
     namespaces = [f"tuner_{content_key(each.key, glue, ' '.join(of))[:8]}" for each, of in kernels]
-    blocks = [_block(*each, name) for each, name in zip(kernels, namespaces, strict=True)]
+    steps = family.steps
+    blocks = [block_text(*each, name) for each, name in zip(kernels, namespaces, strict=True)]
     try:
         endings = ["", *(f"_of_kernel_{number}" for number in range(2, len(blocks) + 1))]
         if not named_in(blocks[0]).isdisjoint(named_in(family.model_new)):
             endings[0] = "_of_kernel_1"  # the module's file may have a `cdiv` of its own
         if dispatch is None:
-            fused = _fused(candidate, namespaces[0], endings[0])
+            fused = fused_text(candidate, namespaces[0], endings[0])
         else:
             device = f'fused_device = "{platform_of(candidate.language).torch_type}"'
             plans = [each.plan for each, _ in kernels]
@@ -93,7 +99,7 @@ def export_text(
                 for (each, _), namespace, end in zip(kernels, namespaces, endings, strict=True)
             ]
             fused = f"{device}\n\n\n{dispatch_text(plans, operators, dispatch)}"
-        futures, model_new = _futures_apart(family.model_new.strip())
+        futures, model_new = futures_apart(family.model_new.strip())
         parts = [
             _header(family, [each for each, _ in kernels], provenance, standing),
             futures,
@@ -105,9 +111,10 @@ def export_text(
             fused,
             model_new + "\n",
             *(
-                _autograd(each, name, end)
+                autograd_text(each, name, end)
                 for (each, _), name, end in zip(kernels, namespaces, endings, strict=True)
             ),
+            *([] if steps is None else [around_text(family.model_new, steps, steps_flags)]),
             _inputs(reference, sizes, family.model_new),
         ]
         text = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -157,13 +164,6 @@ class ModelNew(Model):
 """
 
 
-def _block(candidate: Candidate, flags: Sequence[str], namespace: str) -> str:
-    """Return the text that makes one kernel's operators."""
-    if candidate.language == "triton":
-        return _triton(candidate, namespace)
-    return _compiled(candidate, namespace, flags)
-
-
 def _header(
     family: Family, candidates: Sequence[Candidate], provenance: Sequence[str], standing: str
 ) -> str:
@@ -173,14 +173,17 @@ def _header(
         "Replaces: " + ", ".join(family.op.replaces),
     ]
     for number, candidate in enumerate(candidates, 1):
-        params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
         which = f"Kernel {number}, template" if len(candidates) > 1 else "Template"
-        lines += [f"{which}: {candidate.template} ({params})", "Optimisations:"]
+        lines += [f"{which}: {_words(candidate)}", "Optimisations:"]
         lines += [f"  - {line}" for line in candidate.optimisations]
-    is_deterministic = all(candidate.is_deterministic for candidate in candidates)
-    needs = " and ".join(dict.fromkeys(_needs(candidate) for candidate in candidates))
-    keeps = any(c.language == "cpp" and call.made for c in candidates for call in c.plan.calls)
+    every = [*candidates, *([family.steps.candidate] if family.steps else [])]
+    is_deterministic = all(candidate.is_deterministic for candidate in every)
+    needs = " and ".join(dict.fromkeys(_needs(candidate) for candidate in every))
+    keeps = any(c.language == "cpp" and call.made for c in every for call in c.plan.calls)
     lines += [f"Memory: {kept_memory.WORDS}"] if keeps else []
+    if family.steps is not None:
+        steps = _words(family.steps.candidate)
+        lines += [f"Steps of training: derived from the reference, {steps}"]
     lines += [
         f"Deterministic: {'yes' if is_deterministic else 'no (floating-point atomics)'}",
         f"Needs: PyTorch {OLDEST_TORCH} or later and {needs}",
@@ -190,162 +193,18 @@ def _header(
     return "\n".join(f"# {escape(line)}".rstrip() for line in lines)
 
 
+def _words(candidate: Candidate) -> str:
+    params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
+    return f"{candidate.template} ({params})"
+
+
 def _needs(candidate: Candidate) -> str:
     """Name what the file is compiled with, and when."""
-    if _has_cuda(candidate):
+    if has_cuda(candidate):
         return "Triton (compiled at the first call), nvcc and a C++ compiler (at the first import)"
     if candidate.language == "triton":
         return "Triton (compiled at the first call)"
     return platform_of(candidate.language).needs
-
-
-def _has_cuda(candidate: Candidate) -> bool:
-    """Whether a Triton text holds CUDA C++ as well."""
-    return candidate.language == "triton" and f"\n{CUDA_CODE} = " in candidate.source
-
-
-def escape(text: str) -> str:
-    """Make any text safe inside a one-line comment, also for KernelBench's static checker.
-
-    It refuses a file that holds the word `pass` anywhere, and a path or a command may.
-    """
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return re.sub(r"\bpass\b", r"pas\\x73", line)
-
-
-def _compiled(candidate: Candidate, namespace: str, flags: Sequence[str]) -> str:
-    is_gpu = platform_of(candidate.language).is_gpu
-    binding = cpp_binding(candidate.plan, candidate.language, namespace)
-    for text in (candidate.source, binding):
-        if '"""' in text or text.endswith("\\"):
-            raise TemplateError(f'{candidate.template}: the text may not contain """')
-    sources = (
-        "cpp_sources=[BINDING],\n        cuda_sources=[SOURCE],"
-        if is_gpu
-        else "cpp_sources=[SOURCE, BINDING],"
-    )
-    kind = "extra_cuda_cflags" if is_gpu else "extra_cflags"
-    extra = f"{kind}={list(flags)!r},"
-    if is_gpu:
-        extra += '\n        extra_cflags=["-O2"],'
-    else:
-        extra += '\n        extra_ldflags=["-fopenmp"],'
-    return f'''\
-from typing import Any
-
-SOURCE = r"""
-{candidate.source.strip()}
-"""
-
-BINDING = r"""
-{binding.strip()}
-"""
-
-
-{inspect.getsource(built_alone).rstrip()}
-
-
-IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}")
-if IS_FIRST_IMPORT:
-    built_alone(
-        name="{namespace}",
-        {sources}
-        {extra}
-    )
-
-{_fakes(candidate, namespace)}'''
-
-
-def _triton(candidate: Candidate, namespace: str) -> str:
-    binding = python_binding(candidate.plan, namespace)
-    guarded = "\n".join(f"    {line}".rstrip() for line in binding.splitlines())
-    loads = (
-        f"\n\n\n{CUDA_CODE}.load()  # now, not in the first call" if _has_cuda(candidate) else ""
-    )
-    return f'''\
-{candidate.source.strip()}{loads}
-
-
-{inspect.getsource(at_fixed_lines).rstrip()}
-
-
-at_fixed_lines(globals())
-
-
-{python_calls(candidate.plan, namespace, "class replayed:" in candidate.source).rstrip()}
-
-
-IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}")
-if IS_FIRST_IMPORT:
-{guarded}
-
-{_fakes(candidate, namespace)}'''
-
-
-def _fakes(candidate: Candidate, namespace: str) -> str:
-    """Write what torch.compile asks: the outputs' shapes, without computing them."""
-    fakes = "\n\n".join(_fake(plan, namespace) for plan in candidate.plan.calls)
-    return f"if IS_FIRST_IMPORT:\n{fakes}"
-
-
-def _fake(plan: Plan, namespace: str) -> str:
-    arguments = ", ".join(a.name for a in plan.arguments)
-    first = next(a.name for a in plan.arguments if a.shape is not None)
-    sizes = "\n".join(f"        {line}" for line in size_lines(plan))
-    outputs = ", ".join(
-        f"{first}.new_empty(({', '.join(o.shape)},), dtype=torch.{o.dtype})" for o in plan.outputs
-    )
-    return f'''\
-    # {escape(schema(plan))}
-    @torch.library.register_fake("{namespace}::{plan.function}")
-    def _fake_{plan.function}({arguments}):
-{sizes}
-        return {outputs if len(plan.outputs) == 1 else f"({outputs})"}'''
-
-
-def _fused(candidate: Candidate, namespace: str, ending: str) -> str:
-    """Name what the family's module uses: operator and extra operators (each gives a tuple)."""
-    parts = [f'fused_device = "{platform_of(candidate.language).torch_type}"']
-    for name, call in {"op": candidate.plan, **candidate.plan.extra}.items():
-        if call is None:
-            parts.append(f"fused_{name} = None")
-            continue
-        operator = operator_of(call, candidate.language, namespace, ending)
-        if len(call.outputs) > 1:
-            parts.append(f"fused_{name} = {operator}")
-        else:
-            parts.append(f"def fused_{name}(*args):\n    return ({operator}(*args),)")
-        if candidate.language == "triton":
-            parts.append(f"fused_{name}.work = {work_of(call, ending)}")
-    return "\n\n\n".join(parts)
-
-
-def _autograd(candidate: Candidate, namespace: str, ending: str = "") -> str:
-    context = "setup_context"
-    if len(candidate.plan.outputs) == 1:  # the family's formula is given a tuple here as well
-        context = "lambda ctx, inputs, output: setup_context(ctx, inputs, (output,))"
-    return f'''\
-if IS_FIRST_IMPORT{ending}:
-    torch.library.register_autograd(
-        "{namespace}::{candidate.plan.function}",
-        backward,
-        setup_context={context},
-    )'''
-
-
-@functools.lru_cache(KEPT_TEXTS)
-def _futures_apart(text: str) -> tuple[str, str]:
-    """Return the imports from `__future__`, which begin a file, and a text without them."""
-    lines, found = text.split("\n"), list[str]()
-    for node in reversed(ast.parse(text).body):
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            found.insert(0, ast.unparse(node))
-            first, last = node.lineno - 1, node.end_lineno or node.lineno
-            before = lines[first].encode()[: node.col_offset].decode()
-            behind = lines[last - 1].encode()[node.end_col_offset :].decode()
-            is_alone = not (before + behind).partition("#")[0].strip()
-            lines[first:last] = [f"{before}{'' if is_alone else '...'}{behind}"]
-    return "\n".join(found), "\n".join(lines)
 
 
 def _inputs(reference: str, sizes: Mapping[str, int], model_new: str) -> str:

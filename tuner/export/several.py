@@ -18,8 +18,8 @@ from tuner.by_batch import MOST, Way
 from tuner.plans import Plan
 
 __all__ = [
-    "KEPT_TEXTS", "KERNELS_NAME", "Dispatch", "apart", "dispatch_text", "named_in", "take_kernel",
-    "way_of",
+    "KEPT_TEXTS", "KERNELS_NAME", "Dispatch", "apart", "dispatch_text", "futures_apart",
+    "named_in", "take_kernel", "way_of",
 ]  # fmt: skip
 
 KERNELS_NAME = "_FUSED_KERNELS"  # of the line that says which kernel is for how many rows
@@ -113,10 +113,11 @@ def kernel_for(rows, way):
 def apart(text: str, ending: str) -> str:
     """Return a Python text in which all that it names at its top level ends in `ending`.
 
-    What it imports keeps its name, and so does what a function names itself, such as a parameter.
+    What it imports keeps its name, and so does what a function names itself, such as a parameter,
+    and what stands in for an import that fails.
     """
     tree = ast.parse(text)
-    names = _given(tree.body)
+    names = _given(tree.body) - _imported(tree.body)
     lines = [line.encode() for line in text.split("\n")]
     for line, column, name in sorted(_places(tree, names, lines), reverse=True):
         at, end = lines[line - 1], column + len(name.encode())
@@ -126,9 +127,31 @@ def apart(text: str, ending: str) -> str:
 
 
 @functools.lru_cache(KEPT_TEXTS)
+def futures_apart(text: str) -> tuple[str, str]:
+    """Return the imports from `__future__`, which begin a file, and a text without them."""
+    lines, found = text.split("\n"), list[str]()
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            found.insert(0, ast.unparse(node))
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            before = lines[first].encode()[: node.col_offset].decode()
+            behind = lines[last - 1].encode()[node.end_col_offset :].decode()
+            is_alone = not (before + behind).partition("#")[0].strip()
+            lines[first:last] = [f"{before}{'' if is_alone else '...'}{behind}"]
+    return "\n".join(found), "\n".join(lines)
+
+
+@functools.lru_cache(KEPT_TEXTS)
 def named_in(text: str) -> frozenset[str]:
     """Return what a Python text names at its top level, imports apart."""
     return frozenset(_given(ast.parse(text).body))
+
+
+def _imported(body: Sequence[ast.stmt]) -> set[str]:
+    """Return what statements of the top level import, in a `try` as well."""
+    inner = [n for node in body if isinstance(node, ast.Try | ast.If) for n in ast.walk(node)]
+    imports = (n for n in (*body, *inner) if isinstance(n, ast.Import | ast.ImportFrom))
+    return {alias.asname or alias.name.partition(".")[0] for n in imports for alias in n.names}
 
 
 def _given(body: Sequence[ast.stmt]) -> set[str]:

@@ -21,7 +21,14 @@ from tuner.space.expression import Expression
 from tuner.storage import sha256_of
 from tuner.trial import Candidate, Params, Value
 
-__all__ = ["Family", "builtin_folder", "family_names", "known_reference", "load_family"]
+__all__ = [
+    "Family",
+    "OwnSteps",
+    "builtin_folder",
+    "family_names",
+    "known_reference",
+    "load_family",
+]
 
 
 def builtin_folder() -> Path:
@@ -42,7 +49,7 @@ class Family:
     """An operator: its call, its reference, and the templates that could replace it.
 
     `op` is what `op.yaml` says of it; `extra` are the calls that its templates may offer besides,
-    by name.
+    by name; `steps` what files take steps of training by, where others than these calls do.
     """
 
     op: OpFile
@@ -55,11 +62,17 @@ class Family:
     model_file: Path
     templates: Mapping[str, Template]
     roots: tuple[Path, ...]
+    steps: OwnSteps | None = None
 
     @property
     def name(self) -> str:
         """The operator's name, which is its folder's."""
         return self.op.name
+
+    @property
+    def text_of_steps(self) -> str:
+        """The text of the module that takes steps of training."""
+        return self.model_new if self.steps is None else self.steps.family.model_new
 
     def render(self, params: Params, facts: Mapping[str, Value] | None = None) -> Candidate:
         """Render the template that `params["template"]` names.
@@ -173,6 +186,14 @@ class Family:
             for when, group in groups.items()
         ]
         return " or ".join(f"({term})" for term in terms)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSteps:
+    """A module that is derived from another family's reference, and the kernel for its steps."""
+
+    family: Family
+    candidate: Candidate
 
 
 def family_names(folders: Sequence[Path] = ()) -> list[str]:

@@ -113,8 +113,9 @@ class Planned:
     @property
     def languages(self) -> list[Language]:
         """What the templates that can run here are written in."""
-        templates = self.family.templates
-        return sorted({templates[str(p["template"])].language for p in self.defaults})
+        templates, steps = self.family.templates, self.family.steps
+        found = {templates[str(p["template"])].language for p in self.defaults}
+        return sorted(found | ({steps.candidate.language} if steps else set()))
 
     @property
     def num_workers(self) -> int:
@@ -147,6 +148,8 @@ class Planned:
     @property
     def with_pytorchs_steps(self) -> Planned | None:
         """The plan whose files leave steps of training to the reference; None where they do."""
+        if self.family.steps is not None:
+            return replace(self, family=replace(self.family, steps=None))
         text = without_steps(self.family.model_new)
         if text == self.family.model_new:
             return None

@@ -38,6 +38,7 @@ from tuner.planning.deriving import (
 from tuner.planning.earlier import Earlier, earlier_of, starts_of
 from tuner.planning.gaining import ROUNDING, measured, worth_searching
 from tuner.planning.observing import Observer, Progress
+from tuner.planning.own_steps import with_own_steps
 from tuner.planning.planning import Planned, plan
 from tuner.problem.timed_data import other_tensors
 from tuner.review.gain import Gain
@@ -249,7 +250,7 @@ def _planned(config: RunConfig, observer: Observer) -> Planned:
     """Plan, while the processes that will fork the checks' and the search's get ready."""
     import_ahead()
     observer.on_stage(f"{config.path}: asking for the device and the sizes")
-    return plan(config)
+    return with_own_steps(plan(config), observer)
 
 
 def _environment(

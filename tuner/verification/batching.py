@@ -84,7 +84,7 @@ class Batching:
         ways, most_s = file.ways, MEASURED_S[config.effort]
         loads = {**task.payload(), "file": str(file.unverified_path), "ways": ways}
         asks: dict[str, object] = {"ways": ways}
-        if rows_of_steps(file.planned.family.model_new) is not None:
+        if rows_of_steps(file.planned.family.text_of_steps) is not None:
             asks["fixed"] = ["step"]  # elsewhere they are PyTorch's, which would be beside itself
         if file.kernels is not None:
             asks["tuned"] = file.kernels.rows
@@ -159,7 +159,7 @@ def _decided(found: ByBatch, file: ExportFile, failures: dict[str, str]) -> ByBa
         rows = rows_taken(
             found.measured, found.tuned_rows, file.ways, refuses_one=found.refuses_one
         )
-    only = rows_of_steps(file.planned.family.model_new)
+    only = rows_of_steps(file.planned.family.text_of_steps)
     if only is not None and "step" in file.ways:
         rows = rows or {"call": ANY_ROWS}
         fewest, most = rows.get("step", ANY_ROWS)

@@ -233,7 +233,7 @@ def export_of(
     `candidate` is the trial's, where it was rendered already.
     """
     candidate = candidate or planned.family.render(trial.params, planned.facts)
-    model_new = planned.family.model_new
+    model_new, steps = planned.family.model_new, planned.family.steps
     rows = None if by_batch is None else by_batch.stated
     family = replace(planned.family, model_new=with_rows(model_new, rows))
     again = partial(export_of, planned, toolchain, trial, path, run_path, candidate=candidate)
@@ -250,7 +250,9 @@ def export_of(
         with_batches=again if by_batch is None and has_rows(model_new) else None,
         ways=ways,
         by_batch=by_batch,
-        compiled_as=content_key(candidate.key, with_rows(model_new, None)),
+        compiled_as=content_key(
+            candidate.key, with_rows(model_new, None), *([steps.candidate.key] if steps else [])
+        ),
     )  # fmt: skip
 
 
@@ -273,6 +275,7 @@ def text_maker(
         dispatch: which of several kernels is for how many rows.
     """
     reference = planned.reference.read_text(encoding="utf-8")
+    steps = planned.family.steps
     (first, flags), *more = [(each, toolchain.flags(each.language)) for each in candidates]
 
     def written(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
@@ -284,6 +287,7 @@ def text_maker(
         return export_text(
             planned.family, first, reference=reference, sizes=planned.config.problem.sizes,
             flags=flags, provenance=lines, standing=standing, more=more, dispatch=dispatch,
+            steps_flags=toolchain.flags(steps.candidate.language) if steps else (),
         )  # fmt: skip
 
     @cache  # it is asked for wherever the code's hash is

@@ -19,6 +19,7 @@ from tuner.export.certificate import has_certificate, read_certificate
 from tuner.machine.doctor import tuner_version
 from tuner.machine.importing import import_from
 from tuner.planning.observing import Observer
+from tuner.planning.own_steps import with_own_steps
 from tuner.planning.planning import DESCRIBE_S, plan
 from tuner.planning.schedule import Costs, scheduled
 from tuner.problem.accuracy import Accuracy
@@ -66,7 +67,7 @@ def export_trial(
     with run.locked() as writer:
         chosen = _chosen(run, trial)
         observer.on_stage(f"exporting trial {chosen.number}: asking for the device and the sizes")
-        planned = plan(config_of(run))
+        planned = with_own_steps(plan(config_of(run)), observer)
         toolchain = planned.find_toolchain()
         result = run.result()
         # Where the winner was slower than PyTorch, another file has the name.

@@ -16,10 +16,12 @@ __all__ = [
     "asks_few",
     "asks_rows",
     "has_rows",
+    "takes_generated_steps",
     "ways_in",
     "why_no_steps",
     "with_rows",
     "without_rows",
+    "without_rows_line",
 ]  # fmt: skip
 
 ROWS_NAME = "_FUSED_ROWS"  # of that line
@@ -62,11 +64,16 @@ def ways_in(model_new: str) -> tuple[Way, ...]:
     A text that was generated says whether it takes steps; one around a family's operator has
     those of one mode, and one that was written by hand what it asks for.
     """
-    is_generated = _has_line("def usual_state(", model_new)
+    is_generated = takes_generated_steps(model_new)
     is_matched = _has_line("    _OPERATOR = ", model_new)
     has_steps = is_matched or not is_generated or _has_line("_TAKES_STEPS = True", model_new)
     ways: tuple[Way, ...] = ("call", "step") if has_steps else ("call",)
     return (*ways, "eval") if not is_generated and '"eval"' in model_new else ways
+
+
+def takes_generated_steps(model_new: str) -> bool:
+    """Whether a text, or the one that it stands around, was generated with its steps, if any."""
+    return _has_line("def usual_state(", model_new)
 
 
 def _has_line(start: str, text: str) -> bool:
@@ -82,7 +89,12 @@ def why_no_steps(model_new: str) -> str:
 
 def without_rows(model_new: str) -> str:
     """Return the text of a family's module that leaves it to another one which rows it takes."""
-    return _ASKED.sub("", _ROWS_LINE_WHOLE.sub("", model_new))
+    return _ASKED.sub("", without_rows_line(model_new))
+
+
+def without_rows_line(model_new: str) -> str:
+    """Return a module's text that asks a line which another one before it has."""
+    return _ROWS_LINE_WHOLE.sub("", model_new, count=1)
 
 
 _ROWS_LINE_WHOLE = re.compile(rf"^{ROWS_NAME} = .*\n\n*", re.MULTILINE)
