@@ -159,7 +159,12 @@ def config_text(
     """Return a config of the operator in `folder`, small and short; JSON is YAML."""
     return json.dumps(
         {
-            "problem": {"op": NAME, "templates": [str(folder)], **(problem or {})},
+            "problem": {
+                "op": NAME,
+                "templates": [str(folder)],
+                "steps": "pytorch",
+                **(problem or {}),
+            },
             "device": "cpu",
             "space": {"mode": ["ok"]} if space is None else dict(space),
             "constraints": list(constraints),

@@ -105,7 +105,8 @@ class Section(BaseModel):
 class ProblemSection(Section):
     """What to compute; paths are absolute or relative to the working folder, ready to open.
 
-    `mode` is that of the module: as its constructor leaves it, or training or eval mode.
+    `mode` is that of the module: as its constructor leaves it, or training or eval mode; `steps`
+    are whose a file's steps of training are, where the operator says nothing of gradients.
     """
 
     op: Annotated[StrictStr, AfterValidator(_op)] = Field(
@@ -115,6 +116,7 @@ class ProblemSection(Section):
     sizes: dict[StrictStr, Annotated[StrictInt, Field(gt=0, lt=2**63)]] = {}
     templates: tuple[Path, ...] = ()
     mode: Annotated[TuneMode, BeforeValidator(parse_mode)] = "as_given"
+    steps: Literal["derived", "pytorch"] = "derived"
 
 
 class StopSection(Section):

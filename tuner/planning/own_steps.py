@@ -31,15 +31,15 @@ def with_own_steps(planned: Planned, observer: Observer) -> Planned:
     """Return the plan of an operator by hand whose files have kernels for steps of training.
 
     It stays as it is where the operator was captured from a module or offers gradients itself,
-    in eval mode, and where its reference cannot be captured or its steps not be generated, which
-    is said.
+    in eval mode, where the config leaves them to PyTorch, and where its reference cannot be
+    captured or its steps not be generated, which is said.
 
     Raises:
         StorageError: the cache cannot be written.
     """
     family, config = planned.family, planned.config
     is_by_hand = not takes_generated_steps(family.model_new) and "gradients" not in family.extra
-    if not is_by_hand or config.problem.mode == "eval":
+    if not is_by_hand or config.problem.mode == "eval" or config.problem.steps == "pytorch":
         return planned
     observer.on_stage("capturing the reference, for kernels of steps of training")
     try:

@@ -56,8 +56,8 @@ class ExportFile:
     """One trial's file on its way.
 
     `text_of` gives its text for a standing, the outcome of its race if there is one, and remarks;
-    `rewrites` are the steps by which the module's graph was rewritten, in words.
-    `path` is where it goes once it is accepted, `name` what it is called until then.
+    `rewrites` are the steps by which a graph was rewritten, in words; `path` is where it goes once
+    it is accepted, `name` what it is called until then.
     `with_batches` gives the file that takes its kernels where that was measured to be worth it,
     None where it does already or its sizes are fixed; `ways` are those in which it has kernels.
     `kernels` are those of a file that has several.
@@ -250,9 +250,7 @@ def export_of(
         with_batches=again if by_batch is None and has_rows(model_new) else None,
         ways=ways,
         by_batch=by_batch,
-        compiled_as=content_key(
-            candidate.key, with_rows(model_new, None), *([steps.candidate.key] if steps else [])
-        ),
+        compiled_as=content_key(candidate.key, with_rows(model_new, None), steps is None),
     )  # fmt: skip
 
 
@@ -274,9 +272,9 @@ def text_maker(
         by_batch: what was measured at other numbers of rows.
         dispatch: which of several kernels is for how many rows.
     """
-    reference = planned.reference.read_text(encoding="utf-8")
-    steps = planned.family.steps
+    reference, steps = planned.reference.read_text(encoding="utf-8"), planned.family.steps
     (first, flags), *more = [(each, toolchain.flags(each.language)) for each in candidates]
+    steps_flags = toolchain.flags(steps.candidate.language) if steps else ()
 
     def written(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
         lines = [
@@ -287,7 +285,7 @@ def text_maker(
         return export_text(
             planned.family, first, reference=reference, sizes=planned.config.problem.sizes,
             flags=flags, provenance=lines, standing=standing, more=more, dispatch=dispatch,
-            steps_flags=toolchain.flags(steps.candidate.language) if steps else (),
+            steps_flags=steps_flags,
         )  # fmt: skip
 
     @cache  # it is asked for wherever the code's hash is
@@ -304,10 +302,8 @@ def text_maker(
 
 def ways_of(model_new: str, candidate: Candidate) -> tuple[Way, ...]:
     """Return the ways to call a module in which a candidate has kernels."""
-    ways = ways_in(model_new)
-    if candidate.plan.extra.get("gradients", True) is None:  # this template has none
-        ways = tuple(way for way in ways if way != "step")
-    return ways
+    has_steps = candidate.plan.extra.get("gradients", True) is not None
+    return tuple(way for way in ways_in(model_new) if has_steps or way != "step")
 
 
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:
