@@ -18,7 +18,6 @@ from tuner.config.run_config import load_config
 from tuner.errors import TemplateError
 from tuner.evaluate.modules import imported
 from tuner.export.around import forward_of
-from tuner.kernel.toolchain import Toolchain
 from tuner.planning.observing import Observer
 from tuner.planning.own_steps import with_own_steps
 from tuner.planning.planning import Planned, plan
@@ -52,25 +51,35 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     return with_own_steps(planned_of(tmp_path_factory.mktemp("own"), CONFIG), Observer())
 
 
-@pytest.fixture(scope="module")
-def text(own: Planned) -> str:
-    candidate = own.family.render(own.defaults[0], own.facts)
-    written = text_maker(own, Toolchain.find("cpu"), [candidate], lambda entry: [], None)
+def text_of(planned: Planned) -> str:
+    candidate = planned.family.render(planned.defaults[0], planned.facts)
+    written = text_maker(planned, planned.find_toolchain(), [candidate], lambda entry: [], None)
     return written("unverified", None, ())
 
 
 @pytest.fixture(scope="module")
+def text(own: Planned) -> str:
+    return text_of(own)
+
+
+@pytest.fixture(scope="module")
 def module(text: str, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    path = tmp_path_factory.mktemp("file") / "with_own_steps.py"
+    return module_of(text, tmp_path_factory.mktemp("file"))
+
+
+def module_of(text: str, folder: Path) -> ModuleType:
+    path = folder / "with_own_steps.py"
     path.write_text(text)
     made = imported(path)
     sys.modules[made.__name__] = made  # where pickle finds its classes
     return made
 
 
-def both(module: ModuleType) -> tuple[torch.nn.Module, torch.nn.Module]:
+def both(
+    module: ModuleType, sizes: dict[str, int] = SIZES
+) -> tuple[torch.nn.Module, torch.nn.Module]:
     """The reference and ours, of the same random numbers."""
-    problem = load_problem(built_in("gemm_scale_batchnorm").reference, SIZES)
+    problem = load_problem(built_in("gemm_scale_batchnorm").reference, sizes)
     theirs = problem.module.Model(*problem.init_inputs(0))
     torch.manual_seed(1)
     for x in theirs.parameters():
@@ -83,9 +92,9 @@ def both(module: ModuleType) -> tuple[torch.nn.Module, torch.nn.Module]:
 def step(model: torch.nn.Module, rows: int = 96) -> list[torch.Tensor]:
     """A step's result, gradients and buffers, of inputs that are the same each time."""
     torch.manual_seed(2)
-    dtype = next(model.parameters()).dtype
-    x, grad = torch.randn(rows, 24).to(dtype).requires_grad_(), torch.randn(rows, 40).to(dtype)
-    y = model(x)
+    weight = model.gemm.weight
+    x, grad = (torch.randn(rows, n).to(weight) for n in (weight.shape[1], len(weight)))
+    y = model(x.requires_grad_())
     found = torch.autograd.grad(y, [x, *model.parameters()], grad)
     return [y.detach(), *found, *(b.clone() for b in model.buffers())]
 
@@ -94,11 +103,35 @@ def test_a_step_is_the_derived_modules_and_right(module):
     theirs, ours = both(module)
     y = ours(torch.randn(96, 24, requires_grad=True))
     assert type(y.grad_fn).__name__ == "Step_of_stepsBackward"
-    theirs, ours = both(module)
-    exact = step(copy.deepcopy(theirs).double())
-    for mine, other, right in zip(step(ours), step(theirs), exact, strict=True):
+    check(*both(module))
+
+
+def check(theirs: torch.nn.Module, ours: torch.nn.Module, rows: int = 96) -> None:
+    exact = step(copy.deepcopy(theirs).double(), rows)
+    for mine, other, right in zip(step(ours, rows), step(theirs, rows), exact, strict=True):
         error = (mine - right).abs().max()
         assert error <= 4 * (other - right).abs().max() + 1e-6 * right.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("template", ["simt", "triton"])
+def test_a_step_on_a_gpu_is_right_in_loops_and_at_other_rows(template, tmp_path):
+    """From the third time on it is launched as a graph; C++ and Triton stand beside each other."""
+    sizes = {"batch": 512, "in_features": 512, "out_features": 384}
+    problem = {"op": "gemm_scale_batchnorm", "sizes": sizes}
+    config = {"problem": problem, "device": "cuda", "space": {"template": [template]}}
+    own = with_own_steps(planned_of(tmp_path, config), Observer())
+    assert own.family.steps is not None and own.family.steps.candidate.language == "triton"
+    module = module_of(text_of(own), tmp_path)
+    for rows in (512, 512, 512, 512, 130, 512):
+        theirs, ours = (each.cuda() for each in both(module, sizes))
+        check(theirs, ours, rows)
+        y = ours(torch.randn(rows, 512, device="cuda"))
+        assert type(y.grad_fn).__name__ == "Step_of_stepsBackward"
+        with torch.no_grad():
+            x = torch.randn(rows, 512, device="cuda")
+            right = copy.deepcopy(theirs).double()(x.double())
+            torch.testing.assert_close(ours(x).double(), right, rtol=1e-4, atol=1e-4)
 
 
 def test_a_call_without_gradients_is_the_operators_by_hand(module, monkeypatch):
@@ -147,9 +180,7 @@ def test_the_header_names_them_and_a_file_may_leave_them_out(own, text):
     without = own.with_pytorchs_steps
     assert without is not None and without.family.steps is None
     assert without.with_pytorchs_steps is None
-    candidate = without.family.render(without.defaults[0], without.facts)
-    made = text_maker(without, Toolchain.find("cpu"), [candidate], lambda entry: [], None)
-    assert "_of_steps" not in made("unverified", None, ())
+    assert "_of_steps" not in text_of(without)
 
 
 def test_who_asks_for_none_has_none(tmp_path):
