@@ -100,7 +100,7 @@ def step(model: torch.nn.Module, rows: int = 96) -> list[torch.Tensor]:
 
 
 def test_a_step_is_the_derived_modules_and_right(module):
-    theirs, ours = both(module)
+    _, ours = both(module)
     y = ours(torch.randn(96, 24, requires_grad=True))
     assert type(y.grad_fn).__name__ == "Step_of_stepsBackward"
     check(*both(module))
