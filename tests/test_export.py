@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tuner.errors import TemplateError
-from tuner.export.module import _futures_apart, _inputs, export_text, fallback_text
+from tuner.export.module import _inputs, export_text, fallback_text
+from tuner.export.several import futures_apart
 from tuner.kernel.builder import Toolchain
 from tuner.kernel.family import family_names, load_family
 from tuner.machine.device import describe
@@ -215,14 +216,14 @@ def test_inputs_stand_once_where_the_module_holds_the_file_and_names_nothing_ane
     ],
 )
 def test_what_a_file_takes_from_the_future_begins_the_exported_one(text):
-    begin, rest = _futures_apart(text)
+    begin, rest = futures_apart(text)
     names = {"annotations", "division"} & {*re.findall(r"\w+", text)}
     assert {*begin.replace(",", " ").split()} == {"from", "__future__", "import", *names}
     space: dict = {}
     exec(f"{begin}\nimport torch\n{rest}\ndef f(x: nobody) -> None: ...", space)
     assert "__future__" not in rest and space["n"] == 4
     assert space["f"].__annotations__ == {"x": "nobody", "return": "None"}
-    assert _futures_apart("n = 4") == ("", "n = 4")
+    assert futures_apart("n = 4") == ("", "n = 4")
 
 
 def test_the_references_model_stays_behind_and_its_helpers_come_along():
