@@ -14,19 +14,32 @@ import torch
 
 from tuner.export.registration import built_alone
 from tuner.kernel import kept_memory
+from tuner.kernel.toolchain import Toolchain
 
 Make = Callable[[list[int]], torch.Tensor]
 LARGE = [9 << 20]  # float32: 36 MB
+STABLE_LIBRARY = "torch/csrc/stable/library.h"
 
+# Registered as exported files are, with their headers and flags: they are precompiled.
 REGISTERED = """
-at::Tensor made(const at::Tensor& like, at::IntArrayRef shape) {
-  return kept_memory_1::empty(like, shape, at::kFloat);
+void made(StableIValue* stack, uint64_t, uint64_t) {
+  const std::unique_ptr<at::Tensor> like(reinterpret_cast<at::Tensor*>(stack[0]));
+  const std::unique_ptr<at::Tensor> shape(reinterpret_cast<at::Tensor*>(stack[1]));
+  const at::IntArrayRef sizes(shape->const_data_ptr<int64_t>(), shape->numel());
+  at::Tensor result = kept_memory_1::empty(*like, sizes, at::kFloat);
+  stack[0] = reinterpret_cast<StableIValue>(new at::Tensor(std::move(result)));
 }
-int64_t kept() { return kept_memory_1::free_blocks().num_bytes; }
+void kept(StableIValue* stack, uint64_t, uint64_t) {
+  stack[0] = kept_memory_1::free_blocks().num_bytes;
+}
 
-TORCH_LIBRARY(tuner_kept_memory_test, m) {
-  m.def("made(Tensor like, int[] shape) -> Tensor", made);
-  m.def("kept() -> int", kept);
+STABLE_TORCH_LIBRARY(tuner_kept_memory_test, m) {
+  m.def("made(Tensor like, Tensor shape) -> Tensor");
+  m.def("kept() -> int");
+}
+STABLE_TORCH_LIBRARY_IMPL(tuner_kept_memory_test, CompositeExplicitAutograd, m) {
+  m.impl("made", &made);
+  m.impl("kept", &kept);
 }
 """
 
@@ -37,13 +50,15 @@ def make(request: pytest.FixtureRequest) -> Make:
     if request.param == "search":
         return lambda shape: kept_memory.empty(shape, torch.float32)
     included = "\n".join(
-        f"#include <{name}>" for name in (*kept_memory.HEADERS, "torch/library.h")
+        f"#include <{name}>"
+        for name in (*kept_memory.HEADERS, "memory", "ATen/core/Tensor.h", STABLE_LIBRARY)
     )
     text = "\n".join([included, kept_memory.CPP, REGISTERED])
-    built_alone("tuner_kept_memory_test", cpp_sources=[text])
+    flags = list(Toolchain.find("cpu").cpp_flags)
+    built_alone("tuner_kept_memory_test", cpp_sources=[text], extra_cflags=flags)
     like = torch.empty(0)
     made = torch.ops.tuner_kept_memory_test.made
-    return lambda shape: made(like, shape)
+    return lambda shape: made(like, torch.tensor(shape, dtype=torch.int64, device="cpu"))
 
 
 def is_handed_out_again(make: Make, holder: Callable[[torch.Tensor], object]) -> bool:
