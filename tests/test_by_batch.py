@@ -517,7 +517,8 @@ def run(tmp_path) -> Run:
 
 def file_of(task, **more) -> FakeFile:
     config = SimpleNamespace(effort="quick", others={})
-    family = SimpleNamespace(model_new=more.pop("model_new", ""))
+    text = more.pop("model_new", "")
+    family = SimpleNamespace(model_new=text, text_of_steps=text)
     planned = SimpleNamespace(spec=task, config=config, sizes={"batch": 16}, family=family)
     path = Path("trial_0.unverified.py")
     made = {"key": "k", "ways": ("call", "step"), "written": [], "kernels": None, **more}

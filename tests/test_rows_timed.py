@@ -190,7 +190,7 @@ class Measured:
 
 def decided_on_both(times, found, monkeypatch, rows, ways=("call",), kernels=None):
     worker = Measured(times, monkeypatch)
-    planned = SimpleNamespace(family=SimpleNamespace(model_new=""))  # steps of any number of rows
+    planned = SimpleNamespace(family=SimpleNamespace(text_of_steps=""))  # of any number of rows
     file = SimpleNamespace(ways=ways, kernels=kernels, planned=planned)
     known = ByBatch(rows, tuple(found), refuses_one=times.refuses_one)
     both = batching._on_ordinary(worker, known, file, {}, 2.0)

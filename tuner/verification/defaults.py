@@ -59,7 +59,9 @@ def check_defaults(
         observer.on_stage(f"  rejected: {check.reason}")
     alike = {re.sub(r"[\d.e+-]+", "", check.reason) for check in rejected}
     is_all = len(rejected) >= min(MAX_FIRST_CHECKS, planned.space.num_feasible)
-    if planned.with_pytorchs_steps is not None and are_of_gradients(rejected):
+    # Gradients that were written by hand are still what torch.compile takes.
+    are_generated = planned.family.steps is None and planned.with_pytorchs_steps is not None
+    if are_generated and are_of_gradients(rejected):
         observer.on_stage("  it is steps of training alone: the search is of the forward")
     elif is_all and len(alike) == 1:
         raise NothingCorrectError(
