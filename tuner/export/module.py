@@ -28,7 +28,7 @@ from tuner.export.several import (
 from tuner.kernel import kept_memory
 from tuner.kernel.family import Family
 from tuner.machine.platforms import platform_of
-from tuner.problem.overrides import Overrides
+from tuner.problem.overrides import Overrides, text_at
 from tuner.trial import Candidate, content_key
 
 __all__ = ["UNVERIFIED", "VERIFIED", "export_text", "fallback_text"]
@@ -148,7 +148,7 @@ def fallback_text(
     title = f"{family.op.title}: PyTorch's own modules, since no kernel was faster"
     lines = [f"{title}; {standing}", "", *provenance]
     head = "\n".join(f"# {escape(line)}".rstrip() for line in lines)
-    body = ast.unparse(ast.fix_missing_locations(Overrides(sizes).visit(ast.parse(reference))))
+    body = text_at(reference, sizes)
     end = "ModelNew = Model\n"
     if has_from_module:
         end = f"from typing import Any\n\n\n{inspect.getsource(made_from)}\n\n{_FROM_MODULE}"

@@ -6,7 +6,6 @@ reference computes is derived as any module is, and files take steps of training
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tuner.machine.host import modules_folder
 from tuner.planning.deriving import derive_operator
 from tuner.planning.observing import Observer
 from tuner.planning.planning import Planned, plan
-from tuner.problem.overrides import Overrides
+from tuner.problem.overrides import text_at
 from tuner.problem.packages import text_of
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import content_key
@@ -43,9 +42,7 @@ def with_own_steps(planned: Planned, observer: Observer) -> Planned:
         return planned
     observer.on_stage("capturing the reference, for kernels of steps of training")
     try:
-        made = derive_operator(
-            _at_sizes(planned), mode=config.problem.mode, rewrites="exact", match="none"
-        )
+        made = derive_operator(_at_sizes(planned), mode=config.problem.mode, match="none")
         own = plan(load_config(made.config, {"device": config.device}))
         why = why_no_steps(own.family.model_new)
         if not why:
@@ -67,8 +64,7 @@ def _at_sizes(planned: Planned) -> Path:
     reference, sizes = planned.reference, planned.config.problem.sizes
     if not sizes:
         return reference
-    tree = Overrides(sizes).visit(ast.parse(text_of(reference)))
-    text = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+    text = text_at(text_of(reference), sizes) + "\n"
     path = modules_folder() / "references" / content_key(text)[:12] / f"{planned.family.name}.py"
     with storage_errors(path, is_cache=True):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-__all__ = ["Overrides"]
+__all__ = ["Overrides", "text_at"]
 
 
 class Overrides(ast.NodeTransformer):
@@ -32,3 +32,8 @@ class Overrides(ast.NodeTransformer):
         return [node, *(ast.copy_location(statement, node) for statement in more)]
 
     visit_Assign = visit_AnnAssign = visit_AugAssign = _assign
+
+
+def text_at(text: str, sizes: Mapping[str, int]) -> str:
+    """Return a file's text, without its comments, in which these sizes stand."""
+    return ast.unparse(ast.fix_missing_locations(Overrides(sizes).visit(ast.parse(text))))

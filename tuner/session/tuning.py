@@ -127,7 +127,7 @@ def tune(
     observer = observer or Observer()
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         config = config.model_copy(update={"device": device})
-        plans = planned_sizes(config, lambda each: _planned(each, observer))
+        plans = planned_sizes(config, lambda each: _planned(each, observer, verifies))
         sessions = _Sessions(
             observer, should_stop, runs_dir, source, command, overrides or {}, verifies, force
         )
@@ -246,11 +246,15 @@ def preview(planned: Planned, observer: Observer) -> tuple[Gain | None, dict[str
     return measured(planned, planned.outline, observer), write_sources(planned)
 
 
-def _planned(config: RunConfig, observer: Observer) -> Planned:
-    """Plan, while the processes that will fork the checks' and the search's get ready."""
+def _planned(config: RunConfig, observer: Observer, verifies: bool) -> Planned:
+    """Plan, while the processes that will fork the checks' and the search's get ready.
+
+    Where nothing is verified no file is written, whose steps of training would be derived.
+    """
     import_ahead()
     observer.on_stage(f"{config.path}: asking for the device and the sizes")
-    return with_own_steps(plan(config), observer)
+    planned = plan(config)
+    return with_own_steps(planned, observer) if verifies else planned
 
 
 def _environment(
@@ -345,7 +349,7 @@ def resume(
             raise InputError(other_tensors(config.others[name]))
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         config = config.model_copy(update={"device": device})
-        plans = planned_sizes(config, lambda each: _planned(each, observer))
+        plans = planned_sizes(config, lambda each: _planned(each, observer, verifies))
         listed = config.listed
         place = 0 if listed is None else listed.values.index(config.problem.sizes[listed.name])
         seen = {n: v for n, v in environment.facts.items() if n in ROUNDING.values()}
