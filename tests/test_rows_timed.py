@@ -111,6 +111,39 @@ def test_long_calls_are_timed_at_few_rows_in_the_time_that_there_is(make, clock,
     assert rows_taken(found, 128, ["call"]).get("call", ANY_ROWS)[0] <= 2
 
 
+@pytest.mark.parametrize(
+    ("least", "tuned"),
+    [(1, ()), (64, ()), (512, ()), (1, (64, 1024, 16384)), (64, (64, 1024, 16384))],
+)
+def test_where_kernels_begin_to_win_is_found_far_below_a_size_of_long_calls(
+    make, clock, least, tuned
+):
+    """As of the flagship's layers on an H200: 46 ms of PyTorch at 16,384 rows, 0.3 ms at 64."""
+    begins_us = {1: 0.0, 64: 300.0, 512: 1200.0}[least]  # what a kernel's call takes at no rows
+    ways: tuple[Way, ...] = ("call", "step", "eval")
+    kernels = {"kernels": dict.fromkeys(ways, (0, 1, 2))} if tuned else {}
+    times = make(
+        16384,
+        lambda n, _: 200.0 + 2.8 * n,
+        lambda n, _: begins_us + 0.6 * n,
+        is_gpu=True,
+        **kernels,
+    )
+    most_s = batching.seconds_for(4.0, ways, len(tuned) or 1)
+    found, took_s = spent_s(clock, times, [*ways], 0.75 * most_s, tuned=tuned)
+    assert took_s < most_s
+    for way in ways:
+        fewest = rows_taken(found, min(tuned, default=16384), ways, 16384)
+        assert fewest.get(way, ANY_ROWS)[0] == least, rows_of(found, way)
+        assert not tuned or {128, 256, 512} <= {*rows_of(found, way)}  # between two tuned sizes
+
+
+def test_a_loss_among_wins_is_found_where_there_is_time(make, clock):
+    times = make(1024, lambda n, _: 100.0, lambda n, _: 120.0 if n == 64 else 60.0)
+    found, _ = spent_s(clock, times, ["call"], 4.0)
+    assert rows_taken(found, 1024, ["call"])["call"] == (128, MOST)
+
+
 @pytest.mark.parametrize("tuned_s", [5.0, 15.0])
 def test_what_is_too_long_at_the_tuned_size_is_timed_where_it_is_not(
     make, clock, monkeypatch, tuned_s

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tuner.by_batch import AtBatch, Way, batches_of
+from tuner.by_batch import AtBatch, Way
 from tuner.check.calls.exercise import outputs_of
 from tuner.errors import ProblemError
 from tuner.evaluate.exposed import ExposedTimer
@@ -22,6 +22,7 @@ from tuner.evaluate.in_turns import (
     numbered,
     seconds_of_turns,
 )
+from tuner.evaluate.rows_left import RowsLeft
 from tuner.evaluate.steps import Upstream, step_of
 from tuner.evaluate.timed import INPUT_SEED, WEIGHT_SEED
 from tuner.machine.host import usable_memory_bytes
@@ -42,13 +43,6 @@ MOST_CALL_S = 4.0  # of PyTorch's own: one that takes longer is not timed
 HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
 SHARE_OF_MEMORY = 0.3
 ORDINARY = "ordinary"  # data: weights as after training, normal inputs
-
-
-def _in_turn(tuned_rows: int, tuned: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the numbers of rows that are timed: those below the tuned size, then from it up."""
-    rows = batches_of(tuned_rows, tuned)
-    fewer = [number for number in rows if number < tuned_rows]
-    return fewer[::-1], rows[len(fewer) :]
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -116,12 +110,12 @@ class BatchTimes:
         tuned: Sequence[int] = (),
         fixed: Sequence[Way] = (),
     ) -> list[AtBatch]:
-        """Time one number of rows after the other, from the tuned size down, while there is time.
+        """Time one number of rows after the other, while there is time.
 
-        Below the fewest rows that were tuned it ends where PyTorch wins, as do a file's kernels;
-        then more rows follow. What is left of the time goes to those that decide from where on
-        kernels are taken. What memory has no room for, the reference refuses, or would take more
-        than half of what is left, is left out.
+        First from where on kernels win, then the tuned size and more rows, then what lies between
+        (`RowsLeft`). What is left of the time goes to those that decide from where on kernels are
+        taken. What memory has no room for, the reference refuses, or would take more than half of
+        what is left, is left out.
 
         Args:
             ways: what is timed.
@@ -143,25 +137,10 @@ class BatchTimes:
             left_s = max(left_s / 2, left_s - (time.perf_counter() - begun_s))
             if way in self._too_long:
                 self.failures[way] = self._too_long[way][1]
-            below, above = ([], [tuned_rows]) if way in fixed else _in_turn(tuned_rows, tuned)
-            row_s = self._row_s.get(way, 0.0)
-            for rows in below:
-                num_rounds = self._rounds(way, row_s * rows, left_s / 2)
-                if not num_rounds:
-                    continue
-                try:
-                    new, spent_s = self._timed(rows, way, num_rounds)
-                except (RuntimeError, ValueError, ProblemError):
-                    is_refusal = bool(known) and way not in self._too_long  # more rows are taken
-                    self.refuses_one |= rows == 1 and is_refusal
-                    continue
-                known += new
-                left_s -= spent_s
-                if rows < min([tuned_rows, *tuned]) and any(turns.is_lost for turns in new):
-                    break
-                row_s = new[0].found.baseline_us / 1e6 / rows
-                self._row_s.setdefault(way, row_s)
-            for rows in above:
+            rows_left = RowsLeft(tuned_rows, tuned, self._row_s.get(way, 0.0))
+            if way not in fixed:
+                left_s -= self._below(way, rows_left, rows_left.first, known, left_s)
+            for rows in rows_left.above[:1] if way in fixed else rows_left.above:
                 if ahead and rows == tuned_rows:
                     continue
                 call_s = self._row_s.get(way, 0.0) * rows
@@ -184,11 +163,42 @@ class BatchTimes:
                     known += new  # a race decides about calls at the tuned size, not about steps
                 else:
                     found += [at for turns in new for at in turns.all_found]
+            if way not in fixed:
+                left_s -= self._below(way, rows_left, rows_left.between, known, left_s)
             until_s = time.perf_counter() + left_s
             self._decide(known, way, until_s, tuned_rows)
             found += [at for turns in known for at in turns.all_found]
             unspent_s += max(0.0, until_s - time.perf_counter())
         return found
+
+    def _below(
+        self,
+        way: Way,
+        rows_left: RowsLeft,
+        following: Callable[[], int | None],
+        known: list[InTurns],
+        most_s: float,
+    ) -> float:
+        """Time one number of rows after the other, adding to `known`; return the seconds."""
+        left_s = most_s
+        while (rows := following()) is not None:
+            num_rounds = self._rounds(way, rows_left.expected_s(rows), left_s / 2)
+            if not num_rounds:
+                rows_left.drop(rows)
+                continue
+            try:
+                new, spent_s = self._timed(rows, way, num_rounds)
+            except (RuntimeError, ValueError, ProblemError):
+                rows_left.drop(rows)
+                is_refusal = bool(known) and way not in self._too_long  # more rows are taken
+                self.refuses_one |= rows == 1 and is_refusal
+                continue
+            known += new
+            left_s -= spent_s
+            call_s = new[0].found.baseline_us / 1e6
+            rows_left.timed(rows, call_s, is_lost=any(turns.is_lost for turns in new))
+            self._row_s.setdefault(way, call_s / rows)
+        return most_s - left_s
 
     def on_ordinary(self, rows: int, way: Way, most_s: float) -> list[AtBatch]:
         """Time both once more, with weights as after training, which they keep, on normal inputs.

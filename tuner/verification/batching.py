@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, AtBatch, ByBatch, rows_taken
+from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, AtBatch, ByBatch, Way, rows_taken
 from tuner.capture.modules.rows_text import has_rows
 from tuner.capture.steps.step_text import rows_of_steps
 from tuner.choosing import decided
@@ -30,9 +30,10 @@ from tuner.trial import from_json
 from tuner.verification.exporting import ExportFile
 from tuner.wording import one_line
 
-__all__ = ["Batching", "seconds_of"]
+__all__ = ["Batching", "seconds_for", "seconds_of"]
 
 MEASURED_S = {"quick": 4.0, "normal": 6.0, "thorough": 15.0}  # by effort
+USUAL_WAYS = 2  # to call a module: calls and steps
 SHARE_OF_ORDINARY = 0.25  # of that, where the file is for ordinary data as well
 MOST_S = 2 * CALL_TIMEOUT_S  # with all that is compiled at first calls
 
@@ -40,6 +41,11 @@ MOST_S = 2 * CALL_TIMEOUT_S  # with all that is compiled at first calls
 def seconds_of(planned: Planned) -> float:
     """Return what measuring one file takes, 0 where its sizes are fixed."""
     return MEASURED_S[planned.config.effort] if has_rows(planned.family.model_new) else 0.0
+
+
+def seconds_for(usual_s: float, ways: Sequence[Way], num_kernels: int) -> float:
+    """Return what measuring a file of these ways and so many kernels takes."""
+    return usual_s * max(1.0, len(ways) / USUAL_WAYS) * (1 + num_kernels) / 2
 
 
 class Batching:
@@ -81,16 +87,16 @@ class Batching:
 
     def _measured(self, file: ExportFile) -> ByBatch:
         task, config = file.planned.spec, file.planned.config
-        ways, most_s = file.ways, MEASURED_S[config.effort]
+        ways, num_kernels = file.ways, file.kernels.num_kernels if file.kernels else 1
+        most_s = seconds_for(MEASURED_S[config.effort], ways, num_kernels)
         loads = {**task.payload(), "file": str(file.unverified_path), "ways": ways}
         asks: dict[str, object] = {"ways": ways}
         if rows_of_steps(file.planned.family.text_of_steps) is not None:
             asks["fixed"] = ["step"]  # elsewhere they are PyTorch's, which would be beside itself
         if file.kernels is not None:
             asks["tuned"] = file.kernels.rows
-            if (num_kernels := file.kernels.num_kernels) > 1:
+            if num_kernels > 1:
                 loads["kernels"] = file.kernels.offers
-                most_s *= (1 + num_kernels) / 2  # PyTorch's too
         on_ordinary_s = SHARE_OF_ORDINARY * most_s if "ordinary" in config.others else 0.0
         asks["most_s"] = most_s - on_ordinary_s
         found = ByBatch(file.planned.sizes.get("batch", 1), key=file.key)
