@@ -11,7 +11,7 @@ import torch
 from test_any_module import text_of
 from test_by_batch import GATE, Clock, at
 
-from tuner.by_batch import ANY_ROWS, MOST, ByBatch, Way, rows_taken
+from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, ByBatch, Way, rows_taken
 from tuner.choosing import Kernels
 from tuner.evaluate import batch_times, exposed, in_turns
 from tuner.evaluate.batch_times import BatchTimes
@@ -142,6 +142,21 @@ def test_a_loss_among_wins_is_found_where_there_is_time(make, clock):
     times = make(1024, lambda n, _: 100.0, lambda n, _: 120.0 if n == 64 else 60.0)
     found, _ = spent_s(clock, times, ["call"], 4.0)
     assert rows_taken(found, 1024, ["call"])["call"] == (128, MOST)
+
+
+@pytest.mark.parametrize("way", ["step", "eval"])
+def test_what_no_race_decides_is_pytorchs_where_it_loses_at_the_tuned_size(make, clock, way):
+    times = make(64, lambda n, _: 100.0, lambda n, _: 120.0)
+    found, _ = spent_s(clock, times, ["call", way], 4.0)
+    rows = rows_taken(found, 64, ["call", way])
+    assert rows[way] == NO_ROWS and rows["call"][0] == 64  # calls are raced there
+
+
+@pytest.mark.parametrize("way", ["step", "eval"])
+def test_steps_that_lose_at_the_smallest_of_several_sizes_begin_above_it(make, clock, way):
+    times = make(4096, lambda n, _: 100.0, lambda n, _: 120.0 if n <= 64 else 50.0)
+    found, _ = spent_s(clock, times, ["call", way], 8.0, tuned=(64, 512, 4096))
+    assert rows_taken(found, 64, ["call", way], 4096)[way] == (128, MOST)
 
 
 @pytest.mark.parametrize("tuned_s", [5.0, 15.0])

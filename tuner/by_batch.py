@@ -197,10 +197,11 @@ def rows_taken(
 ) -> dict[Way, tuple[int, int]]:
     """Return the fewest and the most rows at which a file takes its kernels.
 
-    At the tuned size it does: the race in fresh processes decides there. But steps of training
-    that are slower at the most rows measured up to it are PyTorch's at all rows, and so are those
-    that seem slower at the tuned size and could gain little. Steps that are slower there in one of
-    two ways to time them, as where the host's work shows, begin above it, where they are as fast.
+    At the tuned size calls do: the race in fresh processes decides there. But steps of training,
+    and calls in eval mode, that are slower at the most rows measured up to it are PyTorch's at all
+    rows, and so are those that seem slower at the tuned size and could gain little. Those that are
+    slower there in one of two ways to time them, as where the host's work shows, begin above it,
+    where they are as fast; so do all at the smallest of several tuned sizes.
     Below, it does as far down as kernels are as fast at every number of rows between; where that
     cannot be decided, it does not. Above, it does until they are slower. Empty where it does
     everywhere.
@@ -214,7 +215,7 @@ def rows_taken(
         refuses_one: the reference takes no single row: who takes kernels from 2 on, takes any.
     """
     largest = tuned_rows if largest is None else largest
-    found: dict[Way, tuple[int, int]] = {"call": NO_ROWS, "step": NO_ROWS}
+    found: dict[Way, tuple[int, int]] = dict.fromkeys(("call", "step", *ways), NO_ROWS)
     for way in ways:
         mine = [at for at in measured if at.way == way]
         by_rows = {rows: [at for at in mine if at.num_rows == rows] for rows in _rows_of(mine)}
@@ -224,11 +225,13 @@ def rows_taken(
         is_lost = all(at.is_lost or (at.gains_little and near == tuned_rows) for at in last_told)
         disturbed = [at.speedup for at in mine if at.num_rows == tuned_rows and at.is_disturbed]
         is_near = near * (FAR if disturbed and max(disturbed) < 1.0 else NEAR) >= tuned_rows
-        if way == "step" and is_near and is_lost:
+        is_lost &= is_near and way != "call"
+        if is_lost and largest == tuned_rows:
             continue
         fewest, most, last = tuned_rows, MOST, largest
         won = [rows for rows, some in by_rows.items() if all(at.is_won for at in some)]
-        if way == "step" and any(at.is_lost for at in by_rows.get(tuned_rows, ())):
+        is_lost |= way != "call" and any(at.is_lost for at in by_rows.get(tuned_rows, ()))
+        if is_lost:
             fewest = min((rows for rows in won if rows > tuned_rows), default=MOST)
             last = max(largest, fewest)
             if fewest == MOST:

@@ -216,10 +216,10 @@ class LaunchedGraph:
     num_alive = 0  # each takes some 0.1 MB of the device's memory
 
     def __init__(self, address, driver):
-        LaunchedGraph.num_alive += 1
+        type(self).num_alive += 1
         self.address = address
         self.end = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(driver[-1])
 
     def __del__(self):
-        LaunchedGraph.num_alive -= 1
+        type(self).num_alive -= 1  # as Python ends, names of the file are gone already
         self.end(self.address)
