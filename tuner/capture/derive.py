@@ -69,6 +69,7 @@ _NEEDED = {
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
+_OURS = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
 FORMAT = 94  # of what is written; part of the key
 # Parameters of templates that a search leaves as they are.
 _FIXED = (
@@ -356,7 +357,7 @@ def _refuse_names(reference: str, module: str, name: str) -> None:
     """Refuse a file of which the text around it, which comes behind, would replace a function."""
     head, _, tail = module.partition(reference.rstrip())
     mine = {n.name: n.lineno for n in ast.parse(reference).body if isinstance(n, _NAMED)}
-    ours = {n.name for n in ast.parse(f"{head}\n{tail}").body if isinstance(n, _NAMED)}
+    ours = {*_OURS.findall(f"{head}\n{tail}")}  # to parse it takes 15 ms
     for taken in sorted(mine.keys() & ours - {"ModelNew"}):
         raise InputError(
             f"{name}.py, line {mine[taken]}: exported files use the name {taken!r} themselves\n"

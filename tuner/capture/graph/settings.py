@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = [
+    "code_of",
     "contents_of",
     "literal_of",
     "made_from",
@@ -15,6 +18,12 @@ __all__ = [
     "shell_of",
     "slots_of",
 ]
+
+
+@functools.cache
+def code_of(function: Callable[..., Any]) -> str:
+    """Return the text of a function of ours, for exported files; Python takes 2 ms to find it."""
+    return inspect.getsource(function).rstrip()
 
 
 def settings_of(module: Any, has_modes: bool) -> dict[str, dict[str, object]]:

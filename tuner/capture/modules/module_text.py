@@ -6,7 +6,6 @@ those that were captured, and `super().forward` everywhere else.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
@@ -15,7 +14,14 @@ from typing import Any
 from tuner.capture.graph.graph import Graph, Node, Tensor
 from tuner.capture.graph.named import named_in_code
 from tuner.capture.graph.returning import containers_text, returned_text
-from tuner.capture.graph.settings import contents_of, literal_of, made_from, setting_of, slots_of
+from tuner.capture.graph.settings import (
+    code_of,
+    contents_of,
+    literal_of,
+    made_from,
+    setting_of,
+    slots_of,
+)
 from tuner.capture.modules.known_text import KNOWN_TEXT
 from tuner.capture.modules.parameters_text import parameters_of
 from tuner.capture.modules.rows_text import ROWS_TEXT, asks_few, asks_rows
@@ -270,11 +276,11 @@ def usual_text(
         has_calls=has_calls,
         rows=ROWS_TEXT if batch is not None else "",
         containers=containers_text(graph.containers),
-        slots_of=inspect.getsource(slots_of).rstrip(),
-        setting_of=inspect.getsource(setting_of).rstrip(),
-        contents_of=inspect.getsource(contents_of).rstrip(),
+        slots_of=code_of(slots_of),
+        setting_of=code_of(setting_of),
+        contents_of=code_of(contents_of),
         beside=BESIDE_TEXT.format(beside=dict(beside)) if beside else "_IS_EDITED = False",
-        made_from=inspect.getsource(made_from).rstrip(),
+        made_from=code_of(made_from),
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from itertools import compress
 
 from tuner.capture.graph.autograd_leaves import ending_at
 from tuner.capture.graph.graph import Graph
 from tuner.capture.graph.seen import seen_in
-from tuner.capture.graph.settings import shell_of
+from tuner.capture.graph.settings import code_of, shell_of
 from tuner.capture.modules.module_text import given_in_step, made_whole, result_of
 from tuner.capture.steps.by_reference import BY_REFERENCE
 from tuner.capture.steps.gradients_text import gradients_text
@@ -44,7 +43,7 @@ def step_text(
     of_step = None if is_fixed else batch
     sections = [
         _conditions_text(values, plan.joint.forward.batch if is_fixed else None),
-        inspect.getsource(shell_of).rstrip() + "\n\n\n",
+        code_of(shell_of) + "\n\n\n",
         *(_backward_text(values, number, of_step) for number in range(len(plan.backwards))),
         _tables_text(values),
         forward_text(values, batch if plan.forward is None else of_step),
@@ -163,8 +162,8 @@ def _by_reference_text(values: StepValues) -> str:
     graph, given = values.graph, given_in_step(values.graph)
     return BY_REFERENCE.format(
         between=list(values.plan.joint.between),
-        seen_in=inspect.getsource(seen_in).rstrip(),
-        ending_at=inspect.getsource(ending_at).rstrip(),
+        seen_in=code_of(seen_in),
+        ending_at=code_of(ending_at),
         inputs_and_state=[t.name for t in given],
         state=[t.name for t in given[len(graph.inputs) :]],
         updated=sorted(graph.buffer_updates),
