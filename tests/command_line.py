@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tuner.machine import forkserver
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 1200.0  # one command on a machine as busy as can be: only a hang takes longer
@@ -107,10 +110,20 @@ def _warm() -> subprocess.Popen[bytes]:
     try:
         return _idle.pop()
     except IndexError:
-        program = [sys.executable, str(Path(__file__).with_name("warm_command_line.py"))]
-        return subprocess.Popen(
-            program, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        variables = environment(ONE_THREAD)
+        server = forkserver._server_for({**os.environ, **ONE_THREAD, **forkserver.SETTINGS})
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, server._lock:
+                forkserver._send(server._socket, {"serve": True}, (theirs.fileno(),))
+            program = [sys.executable, str(Path(__file__).with_name("warm_command_line.py"))]
+            return subprocess.Popen(
+                [*program, str(ours.fileno())],
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[ours.fileno()],
+            )
 
 
 def _said_by(
