@@ -6,22 +6,10 @@
 
 @triton.jit
 def convolution_exactly(
-    source,
-    filters,
-    pixel,
-    column,
-    COLUMNS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    SIZE: tl.constexpr,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAD: tl.constexpr,
-    DILATION: tl.constexpr,
-    MADE: tl.constexpr,
-    IS_TRANSPOSED: tl.constexpr,
-    PIXELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr,
+    source, filters, pixel, column,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr, MADE: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
 ):
     # Places of the filter are taken one by one, each a number: as a block of them Triton 3.6 takes
     # masks for alike in pairs of pixels where they are not.
@@ -71,31 +59,11 @@ def convolution_exactly(
 @launched
 @triton.jit(do_not_specialize=["num_samples"])
 def convolution_repair_kernel(
-    image,
-    filters,
-    bias,
-    out,
-    largest,
-    lost,
-    unit,
-    given,
-    num_samples,
-    COUNT: tl.constexpr,
-    UNITS: tl.constexpr,
-    NUM_UNITS: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    SIZE: tl.constexpr,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAD: tl.constexpr,
-    DILATION: tl.constexpr,
-    MADE: tl.constexpr,
-    IS_TRANSPOSED: tl.constexpr,
-    PIXELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr,
+    image, filters, bias, out, largest, lost, unit, given, num_samples,
+    COUNT: tl.constexpr, UNITS: tl.constexpr, NUM_UNITS: tl.constexpr, SAMPLES: tl.constexpr,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr, MADE: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     # Writes what samples and filters that are not fine give, and nothing else. `COUNT` numbers are
@@ -124,22 +92,8 @@ def convolution_repair_kernel(
                         column = tile % across * WIDTH + tl.arange(0, WIDTH)
                         pixel = tile // across * PIXELS + tl.arange(0, PIXELS)
                         total = convolution_exactly(
-                            source,
-                            filters,
-                            pixel,
-                            column,
-                            COLUMNS,
-                            CHANNELS,
-                            SIZE,
-                            KERNEL,
-                            STRIDE,
-                            PAD,
-                            DILATION,
-                            MADE,
-                            IS_TRANSPOSED,
-                            PIXELS,
-                            WIDTH,
-                            DEPTH,
+                            source, filters, pixel, column, COLUMNS, CHANNELS, SIZE, KERNEL,
+                            STRIDE, PAD, DILATION, MADE, IS_TRANSPOSED, PIXELS, WIDTH, DEPTH,
                         )
                         if bias is not None:
                             more = tl.load(bias + column, mask=column < COLUMNS, other=0.0)
@@ -147,14 +101,8 @@ def convolution_repair_kernel(
                         result = total
                         if EPILOGUE is not None:
                             result = EPILOGUE(
-                                result,
-                                begin + i,
-                                column,
-                                pixel,
-                                pixel < made,
-                                given,
-                                COLUMNS,
-                                made,
+                                result, begin + i, column, pixel, pixel < made, given,
+                                COLUMNS, made,
                             )
                         there = column.to(tl.int64)[None, :] * made + pixel[:, None]
                         inside = (pixel < made)[:, None] & (column < COLUMNS)[None, :]
@@ -163,36 +111,11 @@ def convolution_repair_kernel(
 
 def convolution_repaired(x, filters, bias, out, largest, lost, unit, of, given, epilogue):
     convolution_repair_kernel[(512,)](
-        x,
-        filters,
-        bias,
-        out,
-        largest,
-        lost,
-        unit,
-        given,
-        len(x),
-        COUNT=x.numel() // len(x),
-        UNITS=convolution_power(len(unit)),
-        NUM_UNITS=len(unit),
-        SAMPLES=64,
-        COLUMNS=out.shape[1],
-        CHANNELS=x.shape[1],
-        PIXELS=64,
-        WIDTH=32,
-        DEPTH=32,
-        EPILOGUE=epilogue,
-        num_warps=4,
-        **{
-            name: of[name]
-            for name in (
-                "SIZE",
-                "KERNEL",
-                "STRIDE",
-                "PAD",
-                "DILATION",
-                "MADE",
-                "IS_TRANSPOSED",
-            )
-        },
+        x, filters, bias, out, largest, lost, unit, given, len(x), COUNT=x.numel() // len(x),
+        UNITS=convolution_power(len(unit)), NUM_UNITS=len(unit), SAMPLES=64,
+        COLUMNS=out.shape[1], CHANNELS=x.shape[1], PIXELS=64, WIDTH=32, DEPTH=32,
+        EPILOGUE=epilogue, num_warps=4,
+        **{name: of[name] for name in (
+            "SIZE", "KERNEL", "STRIDE", "PAD", "DILATION", "MADE", "IS_TRANSPOSED",
+        )},
     )

@@ -51,16 +51,7 @@ class CudaCode:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             with open(os.path.join(scratch, "beside.cu"), "w") as source:
                 source.write(self.text)
-            more = [
-                "-Xcompiler",
-                "-fPIC",
-                "-Xptxas",
-                "-v",
-                "-shared",
-                "-o",
-                "made.so",
-                "beside.cu",
-            ]
+            more = ["-Xcompiler", "-fPIC", "-Xptxas", "-v", "-shared", "-o", "made.so", "beside.cu"]
             known = subprocess.run([self.nvcc, "--help"], capture_output=True, text=True)
             if "--split-compile" in known.stdout:  # several kernels at a time: the same code
                 more.insert(0, "--split-compile=4")
@@ -83,10 +74,7 @@ class CudaCode:
         function = getattr(self.library, name)
         function.restype = ctypes.c_char_p
         function.argtypes = [
-            *(
-                ctypes.c_int64 if isinstance(value, int) else ctypes.c_void_p
-                for value in arguments
-            ),
+            *(ctypes.c_int64 if isinstance(value, int) else ctypes.c_void_p for value in arguments),
             ctypes.c_void_p,
         ]
         self.functions[name] = function

@@ -32,16 +32,7 @@ def product_rows(source, rows, columns, num_rows, num_columns, row_stride, colum
 
 @triton.jit
 def product_store(
-    values,
-    mean,
-    factor,
-    high,
-    low,
-    rows,
-    columns,
-    num_rows,
-    num_columns,
-    padded_columns,
+    values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns,
     LOW_TIMES: tl.constexpr,
 ):
     # Both are halves of a row of twice as many columns. Scaled first: no difference overflows.
@@ -74,14 +65,7 @@ def product_block(num_rows, num_pieces, ROWS: tl.constexpr, IS_BEHIND: tl.conste
 
 @triton.jit
 def product_range(
-    source,
-    rows,
-    first,
-    end,
-    num_rows,
-    row_stride,
-    column_stride,
-    COLUMNS: tl.constexpr,
+    source, rows, first, end, num_rows, row_stride, column_stride, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     # Of columns from `first` to `end` the largest magnitude of each row, its sum, and the last
@@ -101,21 +85,9 @@ def product_range(
 @launched
 @triton.jit(do_not_specialize=["num_rows", "num_pieces"])
 def product_range_kernel(
-    source,
-    largest,
-    totals,
-    num_rows,
-    num_columns,
-    all_columns,
-    piece_columns,
-    num_pieces,
-    batch_stride,
-    row_stride,
-    column_stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IS_EVEN: tl.constexpr,
-    STAGES: tl.constexpr,
+    source, largest, totals, num_rows, num_columns, all_columns, piece_columns, num_pieces,
+    batch_stride, row_stride, column_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr, STAGES: tl.constexpr,
 ):
     batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, False)
     rows = first_row + tl.arange(0, ROWS)
@@ -149,32 +121,11 @@ def product_found(
 @launched
 @triton.jit(do_not_specialize=["num_rows", "num_pieces"])
 def product_split_kernel(
-    source,
-    high,
-    low,
-    unit,
-    means,
-    sums,
-    odd,
-    ranges,
-    totals,
-    counts,
-    num_rows,
-    num_columns,
-    all_columns,
-    padded_columns,
-    piece_columns,
-    num_pieces,
-    batch_stride,
-    row_stride,
-    column_stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IS_EVEN: tl.constexpr,
-    STAGES: tl.constexpr,
-    IS_ONE_BLOCK: tl.constexpr,
-    LOSES_MEAN: tl.constexpr,
-    PIECES: tl.constexpr,
+    source, high, low, unit, means, sums, odd, ranges, totals, counts,
+    num_rows, num_columns, all_columns, padded_columns, piece_columns, num_pieces,
+    batch_stride, row_stride, column_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr, STAGES: tl.constexpr,
+    IS_ONE_BLOCK: tl.constexpr, LOSES_MEAN: tl.constexpr, PIECES: tl.constexpr,
     LOW_TIMES: tl.constexpr,
 ):
     batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, PIECES > 1)
@@ -219,16 +170,7 @@ def product_split_kernel(
     low += batch.to(tl.int64) * num_rows * 2 * padded_columns
     if IS_ONE_BLOCK:
         lost = product_store(
-            values,
-            mean,
-            factor,
-            high,
-            low,
-            rows,
-            columns,
-            num_rows,
-            num_columns,
-            padded_columns,
+            values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns,
             LOW_TIMES,
         )
     else:
@@ -240,17 +182,8 @@ def product_split_kernel(
                 source, rows, first + columns, num_rows, num_columns, row_stride, column_stride
             )
             lost += product_store(
-                values,
-                mean,
-                factor,
-                high,
-                low,
-                rows,
-                first + columns,
-                num_rows,
-                num_columns,
-                padded_columns,
-                LOW_TIMES,
+                values, mean, factor, high, low, rows, first + columns, num_rows, num_columns,
+                padded_columns, LOW_TIMES,
             )
     num_lost = tl.sum(lost, axis=1)
     own = tl.where(is_fine, own, float("nan"))
@@ -277,16 +210,8 @@ def product_judged(own, num_lost, num_columns, is_row, odd, LOW_TIMES: tl.conste
 @launched
 @triton.jit(do_not_specialize=["all_rows", "num_rows", "num_pieces"])
 def product_units_kernel(
-    unit,
-    counts,
-    odd,
-    all_rows,
-    num_rows,
-    num_columns,
-    all_columns,
-    num_pieces,
-    ROWS: tl.constexpr,
-    LOW_TIMES: tl.constexpr,
+    unit, counts, odd, all_rows, num_rows, num_columns, all_columns, num_pieces,
+    ROWS: tl.constexpr, LOW_TIMES: tl.constexpr,
 ):
     # Behind the pieces of a row: how many of its numbers are lost in all.
     made = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -352,52 +277,18 @@ def product_split(
         counts = counts.view(torch.int32)
         totals = torch.empty(pieces * all_rows, dtype=torch.float64, device=device)
         product_range_kernel[grid](
-            source,
-            ranges,
-            totals,
-            num_rows,
-            num_columns,
-            all_columns,
-            piece,
-            pieces,
-            *strides,
+            source, ranges, totals, num_rows, num_columns, all_columns, piece, pieces, *strides,
             **sizes,
         )
     product_split_kernel[grid](
-        source,
-        high,
-        low,
-        unit,
-        beside if is_x else None,
-        None if is_x else beside,
-        odd,
-        ranges,
-        totals,
-        counts,
-        num_rows,
-        num_columns,
-        all_columns,
-        padded_columns,
-        piece,
-        pieces,
-        *strides,
-        IS_ONE_BLOCK=is_one_block,
-        LOSES_MEAN=is_x and loses_mean,
-        PIECES=at_once,
-        LOW_TIMES=low_times,
-        **sizes,
+        source, high, low, unit, beside if is_x else None, None if is_x else beside, odd,
+        ranges, totals, counts, num_rows, num_columns, all_columns, padded_columns, piece, pieces,
+        *strides, IS_ONE_BLOCK=is_one_block, LOSES_MEAN=is_x and loses_mean,
+        PIECES=at_once, LOW_TIMES=low_times, **sizes,
     )
     if pieces > 1:
         product_units_kernel[(ceil_div(all_rows, 256),)](
-            unit,
-            counts,
-            odd,
-            all_rows,
-            num_rows,
-            num_columns,
-            all_columns,
-            pieces,
-            ROWS=256,
+            unit, counts, odd, all_rows, num_rows, num_columns, all_columns, pieces, ROWS=256,
             LOW_TIMES=low_times,
         )
     return made, high, unit, beside

@@ -7,18 +7,8 @@
 
 @triton.jit
 def planes_with_place(
-    total,
-    source,
-    filters,
-    is_pixel,
-    z,
-    y,
-    x,
-    PLACE: tl.constexpr,
-    SIZE: tl.constexpr,
-    KERNEL: tl.constexpr,
-    PAD: tl.constexpr,
-    DILATION: tl.constexpr,
+    total, source, filters, is_pixel, z, y, x, PLACE: tl.constexpr, SIZE: tl.constexpr,
+    KERNEL: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
 ):
     kz: tl.constexpr = PLACE // (KERNEL[1] * KERNEL[2]) * DILATION[0]
     ky: tl.constexpr = PLACE // KERNEL[2] % KERNEL[1] * DILATION[1]
@@ -39,22 +29,10 @@ def planes_with_place(
 @launched
 @triton.jit
 def planes_kernel(
-    image,
-    filters,
-    bias,
-    out,
-    given,
-    CHANNELS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SIZE: tl.constexpr,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAD: tl.constexpr,
-    DILATION: tl.constexpr,
-    MADE: tl.constexpr,
-    PLACES: tl.constexpr,
-    PIXELS: tl.constexpr,
-    EPILOGUE: tl.constexpr,
+    image, filters, bias, out, given,
+    CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr, MADE: tl.constexpr,
+    PLACES: tl.constexpr, PIXELS: tl.constexpr, EPILOGUE: tl.constexpr,
 ):
     own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
     made: tl.constexpr = MADE[0] * MADE[1] * MADE[2]
@@ -85,16 +63,7 @@ def planes_kernel(
 
 
 def convolution_of_planes(
-    x,
-    filters,
-    bias,
-    out,
-    pixels,
-    warps,
-    *geometry,
-    epilogue=None,
-    given=None,
-    apart=None,
+    x, filters, bias, out, pixels, warps, *geometry, epilogue=None, given=None, apart=None,
 ):
     # As convolution_by_halves, where every channel is its own group.
     own = len(geometry) // 4
@@ -107,26 +76,15 @@ def convolution_of_planes(
     is_large = max(x.stride(1), out.stride(1), programs) >= 2**31 - 2**20  # 32 bits
     if is_large or filters.stride(0) > 64:  # whose places are not written out
         whole = out if apart is None else torch.empty_like(out)
-        whole.copy_(torch.convolution(x, filters, bias, *told[:3], False, (0,) * own, x.shape[1]))
+        whole.copy_(torch.convolution(
+            x, filters, bias, *told[:3], False, (0,) * own, x.shape[1]
+        ))
         if apart is not None:
             apart(whole)
         return
     planes_kernel[(programs,)](
-        x,
-        filters,
-        bias,
-        out,
-        given,
-        CHANNELS=x.shape[1],
-        COLUMNS=out.shape[1],
-        SIZE=ahead + tuple(x.shape[2:]),
-        KERNEL=ahead + tuple(filters.shape[2:]),
-        STRIDE=ahead + told[0],
-        PAD=(0,) * (3 - own) + told[1],
-        DILATION=ahead + told[2],
-        MADE=made,
-        PLACES=filters.stride(0),
-        PIXELS=pixels,
-        EPILOGUE=epilogue,
-        num_warps=warps,
+        x, filters, bias, out, given, CHANNELS=x.shape[1], COLUMNS=out.shape[1],
+        SIZE=ahead + tuple(x.shape[2:]), KERNEL=ahead + tuple(filters.shape[2:]),
+        STRIDE=ahead + told[0], PAD=(0,) * (3 - own) + told[1], DILATION=ahead + told[2],
+        MADE=made, PLACES=filters.stride(0), PIXELS=pixels, EPILOGUE=epilogue, num_warps=warps,
     )

@@ -46,10 +46,7 @@ class LaunchRecorder(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         name = function._schema.name.removeprefix("aten::")
         results = result if isinstance(result, (list, tuple)) else [result]
-        if (
-            any(getattr(made, "is_" + REPLAY_DEVICE, True) for made in results)
-            and not function.is_view
-        ):
+        if any(getattr(made, "is_" + REPLAY_DEVICE, True) for made in results) and not function.is_view:
             if name not in REPLAY_MAKING:
                 self.why = self.why or f"it calls PyTorch's {name}"
             self.made += results
@@ -95,9 +92,7 @@ class ReplayPlaces:
             self.rooms[first] = self.num_bytes
             self.num_bytes += in_rooms(made[first].nbytes())
         self.num_zeroed_bytes = self.num_bytes
-        self.share(
-            recorder, {first: made[first].nbytes() for first in made if first not in zeroed}
-        )
+        self.share(recorder, {first: made[first].nbytes() for first in made if first not in zeroed})
 
     def share(self, recorder, num_bytes):
         # Room from a tensor's first launch to its last, the largest first, each where there is
