@@ -650,7 +650,6 @@ def checked(verifier: Verifier, folder: Path, text: str) -> Check:
 def test_kernels_are_checked_at_the_rows_that_a_file_leaves_to_the_reference(
     verifier, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("FEW_PROBES", "batch ;2 rows;few rows;fewer rows;gradients")
     check = checked(verifier, tmp_path, LEAVES_FEW)
     assert not check.is_accepted
     assert check.probes[-1].probe.endswith(", by kernels")
