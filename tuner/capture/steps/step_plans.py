@@ -74,20 +74,6 @@ def why_not_planned(joint: Joint | None) -> str:
 
 
 def _planned(joint: Joint, is_permuted_apart: bool) -> StepPlan | str:
-    """Return a step as tasks, or why there are none; that of a step that was asked for last."""
-    for step, is_apart, known in _ASKED:
-        if step is joint and is_apart is is_permuted_apart:
-            return known
-    found = _cut_in_tasks(joint, is_permuted_apart)
-    _ASKED[:] = [(joint, is_permuted_apart, found), *_ASKED[:1]]
-    return found
-
-
-# Of a module: whether there is a plan is asked before its texts are written.
-_ASKED: list[tuple[Joint, bool, StepPlan | str]] = []
-
-
-def _cut_in_tasks(joint: Joint, is_permuted_apart: bool) -> StepPlan | str:
     arguments = {a.name for a in joint.forward.arguments}
     if taken := arguments & {"ctx", "module", "made", "grad", "held"}:  # names of the text below
         return f"an argument of forward is called {min(taken)}, as generated text calls its own"
