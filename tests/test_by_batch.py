@@ -330,6 +330,14 @@ class Fake(torch.nn.Module):
         return x * self.w + y
 
 
+def test_a_file_without_steps_says_of_each_way_at_which_rows_it_takes_kernels():
+    """It looks up the way of a call in that line, also where all of them take any rows."""
+    everywhere = ByBatch(64, tuple(at(64, 2.0, way=way) for way in ("call", "step", "eval")))
+    assert without_steps_in(everywhere).rows == {
+        "call": ANY_ROWS, "eval": ANY_ROWS, "step": NO_ROWS,
+    }  # fmt: skip
+
+
 def test_a_file_that_pays_from_some_rows_on_says_so(tmp_path, clock, monkeypatch):
     path = tmp_path / "gate.py"
     path.write_text(text_of(GATE))

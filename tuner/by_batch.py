@@ -219,19 +219,14 @@ def rows_taken(
     for way in ways:
         mine = [at for at in measured if at.way == way]
         by_rows = {rows: [at for at in mine if at.num_rows == rows] for rows in _rows_of(mine)}
-        told = [at for at in mine if not at.is_disturbed and at.num_rows <= tuned_rows]
-        near = max((at.num_rows for at in told), default=0)
-        last_told = [at for at in told if at.num_rows == near]
-        is_lost = all(at.is_lost or (at.gains_little and near == tuned_rows) for at in last_told)
-        disturbed = [at.speedup for at in mine if at.num_rows == tuned_rows and at.is_disturbed]
-        is_near = near * (FAR if disturbed and max(disturbed) < 1.0 else NEAR) >= tuned_rows
-        is_lost &= is_near and way != "call"
-        if is_lost and largest == tuned_rows:
+        is_raced = way == "call"
+        is_slower = not is_raced and _is_slower(mine, tuned_rows)
+        if is_slower and largest == tuned_rows:
             continue
         fewest, most, last = tuned_rows, MOST, largest
         won = [rows for rows, some in by_rows.items() if all(at.is_won for at in some)]
-        is_lost |= way != "call" and any(at.is_lost for at in by_rows.get(tuned_rows, ()))
-        if is_lost:
+        is_lost = any(at.is_lost for at in by_rows.get(tuned_rows, ()))
+        if is_slower or (is_lost and not is_raced):
             fewest = min((rows for rows in won if rows > tuned_rows), default=MOST)
             last = max(largest, fewest)
             if fewest == MOST:
@@ -250,12 +245,24 @@ def rows_taken(
     return {} if all(rows == ANY_ROWS for rows in found.values()) else found
 
 
+def _is_slower(mine: Sequence[AtBatch], tuned_rows: int) -> bool:
+    """Whether kernels lose at the most rows up to the tuned size that tell of it."""
+    told = [at for at in mine if not at.is_disturbed and at.num_rows <= tuned_rows]
+    near = max((at.num_rows for at in told), default=0)
+    disturbed = [at.speedup for at in mine if at.num_rows == tuned_rows and at.is_disturbed]
+    if near * (FAR if disturbed and max(disturbed) < 1.0 else NEAR) < tuned_rows:
+        return False
+    last_told = [at for at in told if at.num_rows == near]
+    return all(at.is_lost or (at.gains_little and near == tuned_rows) for at in last_told)
+
+
 def _rows_of(measured: Sequence[AtBatch]) -> list[int]:
     return sorted({at.num_rows for at in measured})
 
 
 def without_steps_in(found: ByBatch) -> ByBatch:
     """Return what holds of the same file where steps of training are PyTorch's own."""
-    rows: dict[Way, tuple[int, int]] = {"call": ANY_ROWS, **found.rows, "step": NO_ROWS}
+    ways: set[Way] = {"call", *(at.way for at in found.measured)}  # each stands in the file's line
+    rows = {**dict.fromkeys(sorted(ways), ANY_ROWS), **found.rows, "step": NO_ROWS}
     measured = tuple(at for at in found.measured if at.way != "step")
     return replace(found, measured=measured, rows=rows)

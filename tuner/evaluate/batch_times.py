@@ -137,10 +137,10 @@ class BatchTimes:
             left_s = max(left_s / 2, left_s - (time.perf_counter() - begun_s))
             if way in self._too_long:
                 self.failures[way] = self._too_long[way][1]
-            rows_left = RowsLeft(tuned_rows, tuned, self._row_s.get(way, 0.0))
-            if way not in fixed:
-                left_s -= self._below(way, rows_left, rows_left.first, known, left_s)
-            for rows in rows_left.above[:1] if way in fixed else rows_left.above:
+            row_s = self._row_s.get(way, 0.0)
+            rows_left = RowsLeft(tuned_rows, tuned, row_s, is_fixed=way in fixed)
+            left_s -= self._below(way, rows_left, rows_left.first, known, left_s)
+            for rows in rows_left.above:
                 if ahead and rows == tuned_rows:
                     continue
                 call_s = self._row_s.get(way, 0.0) * rows
@@ -163,8 +163,7 @@ class BatchTimes:
                     known += new  # a race decides about calls at the tuned size, not about steps
                 else:
                     found += [at for turns in new for at in turns.all_found]
-            if way not in fixed:
-                left_s -= self._below(way, rows_left, rows_left.between, known, left_s)
+            left_s -= self._below(way, rows_left, rows_left.between, known, left_s)
             until_s = time.perf_counter() + left_s
             self._decide(known, way, until_s, tuned_rows)
             found += [at for turns in known for at in turns.all_found]

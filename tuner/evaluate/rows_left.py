@@ -22,13 +22,21 @@ class RowsLeft:
         tuned_rows: the most that were tuned.
         tuned: all that were, where these are several.
         row_s: what PyTorch's call takes there, by its rows; 0 where that is not known.
+        is_fixed: there are kernels at `tuned_rows` alone.
 
     Attributes:
         above: those from the most that were tuned on, few rows first.
     """
 
-    def __init__(self, tuned_rows: int, tuned: Sequence[int] = (), row_s: float = 0.0) -> None:
-        rows = batches_of(tuned_rows, tuned)
+    def __init__(
+        self,
+        tuned_rows: int,
+        tuned: Sequence[int] = (),
+        row_s: float = 0.0,
+        *,
+        is_fixed: bool = False,
+    ) -> None:
+        rows = [tuned_rows] if is_fixed else batches_of(tuned_rows, tuned)
         self.above = [number for number in rows if number >= tuned_rows]
         self._left = [number for number in rows if number < tuned_rows]
         self._least = min([tuned_rows, *tuned])
@@ -60,7 +68,7 @@ class RowsLeft:
         self._left.remove(rows)
 
     def timed(self, rows: int, call_s: float, *, is_lost: bool) -> None:
-        """Take note of what was timed; what loses below all that were tuned ends the search."""
+        """Take note: below what loses, and was not tuned for, nothing more is timed."""
         self._left.remove(rows)
         self._known.add(rows)
         self._seconds[rows] = call_s

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, AtBatch, ByBatch, Way, rows_taken
-from tuner.capture.modules.rows_text import has_rows
+from tuner.capture.modules.rows_text import has_rows, ways_in
 from tuner.capture.steps.step_text import rows_of_steps
 from tuner.choosing import decided
 from tuner.errors import TunerError
@@ -40,7 +40,9 @@ MOST_S = 2 * CALL_TIMEOUT_S  # with all that is compiled at first calls
 
 def seconds_of(planned: Planned) -> float:
     """Return what measuring one file takes, 0 where its sizes are fixed."""
-    return MEASURED_S[planned.config.effort] if has_rows(planned.family.model_new) else 0.0
+    text = planned.family.model_new
+    usual_s = MEASURED_S[planned.config.effort]
+    return seconds_for(usual_s, ways_in(text), 1) if has_rows(text) else 0.0
 
 
 def seconds_for(usual_s: float, ways: Sequence[Way], num_kernels: int) -> float:
@@ -167,7 +169,7 @@ def _decided(found: ByBatch, file: ExportFile, failures: dict[str, str]) -> ByBa
         )
     only = rows_of_steps(file.planned.family.text_of_steps)
     if only is not None and "step" in file.ways:
-        rows = rows or {"call": ANY_ROWS}
+        rows = rows or dict.fromkeys(file.ways, ANY_ROWS)
         fewest, most = rows.get("step", ANY_ROWS)
         rows["step"] = (only, only) if fewest <= only <= most else NO_ROWS
     if failures.get("step") == "" and rows:  # nothing has gradients
