@@ -11,7 +11,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -111,18 +110,16 @@ def _warm() -> subprocess.Popen[bytes]:
         return _idle.pop()
     except IndexError:
         variables = environment(ONE_THREAD)
-        server = forkserver._server_for({**os.environ, **ONE_THREAD, **forkserver.SETTINGS})
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, server._lock:
-                forkserver._send(server._socket, {"serve": True}, (theirs.fileno(),))
+        first = forkserver._server_for({**os.environ, **ONE_THREAD, **forkserver.SETTINGS})
+        fork = forkserver._Server(variables, first)
+        with fork._socket as lent:
             program = [sys.executable, str(Path(__file__).with_name("warm_command_line.py"))]
             return subprocess.Popen(
-                [*program, str(ours.fileno())],
+                [*program, str(lent.fileno())],
                 env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[ours.fileno()],
+                pass_fds=[lent.fileno()],
             )
 
 

@@ -219,7 +219,7 @@ def pytest_collection(session: pytest.Session) -> None:
     if not _workers or [*map(Path, session.config.args)] != [Path("tests")]:
         return
     names = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
-    first = int(_worker.removeprefix("gw")) * len(names) // _workers if _worker else 0
+    first = int(_worker.removeprefix("gw")) * len(names) // _workers
     for name in [*names[first:], *names[:first]]:
         with contextlib.suppress(Exception, pytest.skip.Exception):  # which collecting it says
             importlib.import_module(name)
