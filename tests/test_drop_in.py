@@ -168,6 +168,15 @@ def test_eval_mode_changes_nothing_and_training_goes_on_after_it(pair):
     assert_same_state(pair.ours, pair.theirs)
 
 
+@torch.no_grad()
+def test_each_number_of_rows_in_eval_mode(case, pair):
+    """Where a template has kernels for it, they take few rows as well on a GPU."""
+    pair.ours.eval(), pair.theirs.eval()
+    for rows in (0, 1, 2, 3, 31, 129, 300):
+        x = case.input(rows)
+        assert_close(pair.ours(x), pair.theirs(x))
+
+
 def batch_norm(**options: object) -> Callable[[nn.Module], None]:
     def change(model: nn.Module) -> None:
         model.bn = nn.BatchNorm1d(model.bn.num_features, **options).to(model.scale.device)

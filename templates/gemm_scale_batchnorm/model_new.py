@@ -3,9 +3,9 @@ _FUSED_ROWS = None  # fewest, most, gaps, where PyTorch was measured to be faste
 
 class ModelNew(nn.Module):
     # Drop-in replacement of Model: the same constructor, attributes, state_dict and order of
-    # random numbers. Training-mode calls in float32 go through one fused operator; large calls in
-    # eval mode that autograd does not record are one product with the affine map folded into it,
-    # by the template's own kernels where it has any for that;
+    # random numbers. Training-mode calls in float32 go through one fused operator; calls in eval
+    # mode that autograd does not record are one product with the affine map folded into it, by
+    # the template's own kernels where it has any for that, else where they are large;
     # every other call (other dtypes, autocast, fewer than two rows, more than two dimensions)
     # runs the reference's own modules, so it gives the reference's answer or error.
 
@@ -82,7 +82,7 @@ class ModelNew(nn.Module):
         return gamma, beta
 
     def _is_affine(self, x):
-        # Enough output to pay for the small kernels that fold the map, with stored statistics.
+        # Stored statistics, where folding the map pays.
         bn = self.bn
         tensors = (x, *self.parameters())
         return (
@@ -90,23 +90,28 @@ class ModelNew(nn.Module):
             and bn.running_mean is not None
             and bn.running_var is not None
             and self._is_usual(x, self.gemm, self.scale, bn)
-            and x.shape[0] * self.gemm.out_features >= 2**20
+            and self._pays(x)
             and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         )
 
-    def _mapped(self, x):
-        # y = slope (W x) + shift for each feature, from the weights as they are now. To fold them
-        # takes a sweep over the weight and saves two over the output: a gain with more rows than
-        # in_features. A template's kernels for a GPU apply the map to what is in registers.
-        gemm, scale, bn = self.gemm, self.scale, self.bn
+    def _pays(self, x):
+        # Kernels for a GPU apply the map to what is in registers: at any number of rows, of which
+        # those that were measured to be slower never come here. Else it is folded into the weight
+        # by small kernels, which takes a sweep over the weight and saves two over the output.
         num_rows, kind = x.shape[0], x.device.type
-        if fused_eval is not None and kind == fused_device:
-            if num_rows >= (256 if kind == "cuda" else gemm.in_features):
-                gamma, beta = self._gamma_and_beta(scale, bn)
-                weights = gemm.weight, gemm.bias, scale, gamma, beta
-                (y,) = fused_eval(x, *weights, bn.running_mean, bn.running_var, float(bn.eps))
-                return y
-        return self._folded(x) if num_rows >= gemm.in_features else bn(gemm(x) * scale)
+        if fused_eval is not None and kind == fused_device == "cuda":
+            return num_rows > 0
+        return num_rows >= self.gemm.in_features and num_rows * self.gemm.out_features >= 2**20
+
+    def _mapped(self, x):
+        # y = slope (W x) + shift for each feature, from the weights as they are now.
+        if fused_eval is None or x.device.type != fused_device:
+            return self._folded(x)
+        gemm, scale, bn = self.gemm, self.scale, self.bn
+        gamma, beta = self._gamma_and_beta(scale, bn)
+        weights = gemm.weight, gemm.bias, scale, gamma, beta
+        (y,) = fused_eval(x, *weights, bn.running_mean, bn.running_var, float(bn.eps))
+        return y
 
     def _folded(self, x):
         bn = self.bn
