@@ -52,7 +52,7 @@ def pair(block: Taken) -> tuple[nn.Module, nn.Module]:
         asked(mine, given(1))
         with torch.no_grad():
             mine(given(1))
-    assert len(block.module["_KNOWN"][id(mine)].calls) == 2
+    assert len(block.module["_KNOWN"][id(mine), True].calls) == 2
     return mine, own
 
 
@@ -612,7 +612,7 @@ def test_a_module_that_changes_at_each_call_is_remembered_no_more(block):
         mine.k = nn.Parameter(torch.tensor([0.1 * count]))
         own.k = mine.k
         torch.testing.assert_close(asked(mine, given(2)), asked(own, given(2)))
-    assert block.module["_KNOWN"][id(mine)].changes == block.module["_MOST_CHANGES"] - 1
+    assert block.module["_KNOWN"][id(mine), True].changes == block.module["_MOST_CHANGES"] - 1
 
 
 def test_modules_that_are_equal_are_two(block):

@@ -25,6 +25,7 @@ from tuner.capture.tasks.step_records import Captured
 __all__ = [
     "another_batch",
     "any_batch",
+    "if_size",
     "lacks_batch",
     "moved_rows",
     "numbers_of_columns",
@@ -94,6 +95,18 @@ def moved_rows(one: Graph, other: Graph) -> str:
     places = [*dict.fromkeys(lines)]
     where = f"line{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
     return f" (rows are not the first dimension of all that {where} has)" if places else ""
+
+
+def if_size(graph: Graph, rows: int) -> str:
+    """Say what to do where the number of rows is another of the sizes as well."""
+    sizes = {size for t in graph.inputs for size in t.shape[1:]}
+    sizes |= {size for t in (*graph.parameters, *graph.buffers) for size in t.shape}
+    if rows not in sizes:
+        return ""
+    return (
+        f": {rows} is another of its sizes, too, and it is not known which of both grows with the "
+        "rows; with a number of rows that is none of its sizes (--batch N) a step may take any"
+    )
 
 
 def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> str | None:
@@ -183,10 +196,14 @@ def with_batch_numbers(one: Captured, other: Captured) -> tuple[Captured, Captur
         return one, other
     known = batches[0], batches[1]
     mine, its = _both(one.graph, other.graph, known)
-    most = [rows for rows in (its.most_rows, most_rows_of(mine)) if rows is not None]
+    limits = [its.most_rows, *(most_rows_of(g) for g in (mine, one.in_eval) if g is not None)]
+    most = [rows for rows in limits if rows is not None]
     fewest, up_to = max(its.fewest_rows, _fewest_of_variances(mine)), min(most, default=None)
     mine, its = (replace(g, fewest_rows=fewest, most_rows=up_to) for g in (mine, its))
     found = [replace(one, graph=mine), replace(other, graph=its)]
+    if one.in_eval is not None and other.in_eval is not None:
+        in_eval = _both(one.in_eval, other.in_eval, known)
+        found = [replace(f, in_eval=g) for f, g in zip(found, in_eval, strict=True)]
     if one.joint is not None and other.joint is not None:
         forwards = _both(one.joint.forward, other.joint.forward, known)
         joints = one.joint, other.joint

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.capture.derive import Derived, identifier, space_of_templates
+from tuner.capture.derive import Derived, space_of_templates
+from tuner.capture.derived_calls import identifier
 from tuner.capture.graph.graph import GRAPH_FILE, Graph, Node
 from tuner.capture.nests.nest import Nest
 from tuner.capture.nests.scalars import with_numbers_as_tensors

@@ -20,7 +20,7 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["capture", "with_another_batch"]
+__all__ = ["capture", "in_eval_mode", "with_another_batch"]
 
 
 def capture(
@@ -59,6 +59,32 @@ def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
     except CaptureError:
         return None
     return None if rows is None else replace(found, fewest_rows=rows[0], most_rows=rows[1])
+
+
+def in_eval_mode(
+    problem: Problem, graphs: tuple[Graph, Graph], in_eval: Graph
+) -> tuple[Graph, Graph] | None:
+    """Record a module in eval mode that was recorded in training, at two batches.
+
+    `graphs` are those of training mode, `in_eval` is of the first batch. None where forward in
+    eval mode is given or returns something else, edits buffers, or takes fewer numbers of rows.
+    """
+    first, second = graphs
+    names = ("arguments", "inputs", "parameters", "buffers", "returns", "containers", "apart")
+    is_alike = all(getattr(first, n) == getattr(in_eval, n) for n in names)
+    if not is_alike or in_eval.buffer_updates or first.batch is None or second.batch is None:
+        return None
+    try:
+        other = capture(problem, mode="eval", batch=second.batch)
+        rows = rows_tried(problem, "eval", (first.batch, second.batch))
+    except CaptureError:
+        return None
+    if rows is None or rows[0] > second.fewest_rows:
+        return None
+    fewest, most = second.fewest_rows, second.most_rows
+    if rows[1] is not None and (most is None or most > rows[1]):
+        return None
+    return in_eval, replace(other, fewest_rows=fewest, most_rows=most)
 
 
 @dataclass(slots=True)

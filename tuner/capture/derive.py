@@ -15,23 +15,23 @@ from __future__ import annotations
 
 import ast
 import json
-import keyword
 import re
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from types import MappingProxyType
 
 from tuner.capture.any_batch import any_batch, lacks_batch, with_batch_numbers
+from tuner.capture.derived_calls import VARIED, identifier, names_of, parts_of
 from tuner.capture.graph.graph import GRAPH_FILE, Graph
 from tuner.capture.modules.module_text import given_of, has_batch, model_new
 from tuner.capture.modules.rows_text import why_no_steps
 from tuner.capture.nests.index_space import NotOneNest
-from tuner.capture.nests.own_parameters import NAMES, SECOND
 from tuner.capture.nests.ranges import have_same_ranges
 from tuner.capture.nests.scalars import with_numbers_as_tensors
 from tuner.capture.op_yaml import op_yaml
+from tuner.capture.steps.eval_calls import eval_call, eval_text
 from tuner.capture.steps.step_plans import StepPlan, planned, why_not_planned
 from tuner.capture.steps.step_text import step_text, stepped
 from tuner.capture.tasks.biases import with_biases_apart
@@ -41,28 +41,13 @@ from tuner.capture.tasks.stages import Stages, stages_of
 from tuner.capture.tasks.step_records import Captured
 from tuner.capture.writers.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_of_clusters
 from tuner.capture.writers.templates import Part, cpp_template
-from tuner.capture.writers.triton_loops import RESERVED
 from tuner.capture.writers.triton_template import triton_template
 from tuner.errors import InputError
-from tuner.space.reserved import refusal_of
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
-__all__ = ["Derived", "derived", "identifier", "space_of_templates"]
+__all__ = ["Derived", "derived", "space_of_templates"]
 
-# What a search varies, of the values that heads list. Not whether pointwise work behind a product
-# has a kernel of its own: that stores and reads the product once more, and has so many blocks to
-# choose from that a short search hardly tried another.
-_VARIED = (
-    *("unroll", "stream_output", "huge_pages", "keep", "num_warps", "stages", "piece", "split"),
-    *("tile_rows", "tile_columns", "block_rows", "block_columns"),
-    *("chunk", "product_n", "product_k", "product_cluster"),
-    *("image_pixels", "image_channels", "image_depth", "image_warps", "image_stages"),
-    *("plane_pixels", "plane_warps"),
-    *("image_consumers", "image_groups", "image_part", "image_blocks"),
-    *("cluster_blocks", "cluster_threads", "cluster_chunk"),
-    *(name + SECOND for name in NAMES),
-)
 # Files of every operator that has them; a template of another partition may be missing.
 _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
@@ -70,17 +55,7 @@ _NEEDED = {
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
 _OURS = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
-FORMAT = 94  # of what is written; part of the key
-# Parameters of templates that a search leaves as they are.
-_FIXED = (
-    "max_threads", "product_epilogue", "product_raster", "product_weight", "programs", "width",
-)  # fmt: skip
-_RESERVED = {
-    *_VARIED, *_FIXED,
-    "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
-    "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
-    "batch", "chunk", *RESERVED,
-}  # fmt: skip
+FORMAT = 95  # of what is written; part of the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +129,7 @@ def derived(
 
 def _prepared(captured: Captured) -> Captured:
     """Return a forward with its numbers as tensors, and its biases apart."""
-    graph = with_biases_apart(with_numbers_as_tensors(captured.graph))
-    return replace(captured, graph=graph)
+    return captured.with_forwards(lambda g: with_biases_apart(with_numbers_as_tensors(g)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +190,9 @@ class _Operator:
         is_fixed = steps is _Steps.OF_ONE_BATCH
         is_permuted_apart = steps is _Steps.PERMUTED_APART
         plan = planned(captured.joint, is_permuted_apart=is_permuted_apart)
-        parts = _parts(graph, own, plan)
-        module = self._module(graph, own, plan, batch, is_fixed)
+        in_eval = None if batch is None else eval_call(captured, own)
+        parts = parts_of(graph, own, plan, in_eval)
+        module = self._module(graph, own, plan, in_eval, batch, is_fixed)
         batches = (batch, None if is_fixed else batch)
         made = {"op.yaml": op_yaml(graph, parts, op, batches), "model_new.py": module}
         for maker, products in makers_of(graph, own.calls).items():
@@ -233,7 +208,13 @@ class _Operator:
         return made
 
     def _module(
-        self, graph: Graph, own: Stages, plan: StepPlan | None, batch: int | None, is_fixed: bool
+        self,
+        graph: Graph,
+        own: Stages,
+        plan: StepPlan | None,
+        in_eval: tuple[Graph, Stages] | None,
+        batch: int | None,
+        is_fixed: bool,
     ) -> str:
         file = self.file
         step, made_in_step = "", ("", list[str]())
@@ -243,7 +224,8 @@ class _Operator:
         why = self.without_step or "its kernels would be for one number of rows alone"
         module = model_new(
             graph, own, file.reference, file.settings, file.has_modes, batch, step, made_in_step,
-            file.beside, why,
+            file.beside, why, "" if in_eval is None else eval_text(*in_eval, batch),
+            has_calls=bool(own.calls or (in_eval and in_eval[1].calls)),
         )  # fmt: skip
         _refuse_names(file.reference, module, file.name)
         return module
@@ -270,6 +252,13 @@ class _Operator:
     def _for_any_batch(
         self, mine: Captured, other: Captured, steps: _Steps = _Steps.USUAL
     ) -> dict[str, str] | None:
+        found = self._both(mine, other, steps)
+        if found is None and mine.in_eval is not None:
+            found = self._both(replace(mine, in_eval=None), replace(other, in_eval=None), steps)
+        return found
+
+    def _both(self, mine: Captured, other: Captured, steps: _Steps) -> dict[str, str] | None:
+        """Return what the texts of two records, at two batches, are for any batch."""
         one, two = mine.graph.batch, other.graph.batch
         if not all(map(have_same_ranges, _graphs_of(mine), _graphs_of(other))):
             return None
@@ -313,7 +302,7 @@ def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, obje
     space: dict[str, object] = {"template": list(templates)}
     files = [file for file in sorted(family.glob("*.j2")) if file.name.split(".")[0] in templates]
     heads = "".join(file.read_text().split("\n---\n")[0] for file in files)
-    for name in _VARIED:
+    for name in VARIED:
         listed = re.findall(rf"^  {name}: .*, values: (\[.*?\])", heads, re.MULTILINE)
         values = [value for each in listed for value in json.loads(each)]
         if values:
@@ -324,7 +313,8 @@ def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, obje
 def _graphs_of(captured: Captured) -> list[Graph]:
     joint = captured.joint
     of_step = (joint.forward, *(b.graph for b in joint.backwards)) if joint else ()
-    return [captured.graph, *of_step]
+    in_eval = [] if captured.in_eval is None else [captured.in_eval]
+    return [captured.graph, *in_eval, *of_step]
 
 
 def _templates(parts: Sequence[Part], partitions: Mapping[str, Stages], op: str) -> dict[str, str]:
@@ -332,25 +322,10 @@ def _templates(parts: Sequence[Part], partitions: Mapping[str, Stages], op: str)
     found = {"nest.cpp.j2": cpp_template(parts, op)}
     found["nest_triton.triton.py.j2"] = triton_template(parts, op)
     for name, stages in partitions.items():
-        first = replace(parts[0], stages=stages, names=_names(stages, known=parts[0].names))
+        first = replace(parts[0], stages=stages, names=names_of(stages, known=parts[0].names))
         found[f"nest_{name}.cpp.j2"] = cpp_template([first, *parts[1:]], op)
         found[f"nest_{name}_triton.triton.py.j2"] = triton_template([first, *parts[1:]], op)
     return found
-
-
-def _parts(graph: Graph, own: Stages, plan: StepPlan | None) -> list[Part]:
-    """Return the operator's calls; what the extra ones compute has names of its own."""
-    parts = [Part("", graph, own, _names(own))]
-    if plan is not None:
-        given = {t.name for t in graph.given}
-        if plan.forward is not None:
-            names = _names(plan.forward, given, "_kept")
-            parts.append(Part("kept", plan.joint.forward, plan.forward, names))
-        for name, backward in plan.calls:
-            assert backward.stages is not None
-            names = _names(backward.stages, given, f"_{name}")
-            parts.append(Part(name, backward.of.graph, backward.stages, names))
-    return parts
 
 
 def _refuse_names(reference: str, module: str, name: str) -> None:
@@ -363,38 +338,3 @@ def _refuse_names(reference: str, module: str, name: str) -> None:
             f"{name}.py, line {mine[taken]}: exported files use the name {taken!r} themselves\n"
             "  next: name it otherwise"
         )
-
-
-def identifier(name: str) -> str:
-    """Return a name in lower case that Python and C++ take."""
-    found = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "module"
-    return f"m_{found}" if found[0].isdigit() or keyword.iskeyword(found) else found
-
-
-def _names(
-    stages: Stages,
-    given: Container[str] = (),
-    more: str = "",
-    known: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Return a name of every value for the texts: short, and no two alike.
-
-    Those that are not `given` end in `more`; those that are `known` keep theirs.
-    """
-    values = []
-    for nest in stages.nests:
-        values += [*nest.read, *nest.taps, *nest.indices]
-        for each in nest.passes:
-            values += [s.name for s in (*each.statements, *each.after)]
-            values += [r.name for r in each.reductions]
-        values += [s.name for s in nest.before]
-    for call in stages.calls:
-        values += [*call.reads, call.name]
-    names = dict(known or {})
-    for value in [value for value in dict.fromkeys(values) if value not in names]:
-        base = identifier(value)
-        if base in _RESERVED or refusal_of(base, {}):
-            base += "_v"
-        base += "" if value in given else more
-        names[value] = base if base not in names.values() else f"{base}_{len(names)}"
-    return names

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tuner.capture.graph.graph import Graph, num_bytes_of
 from tuner.capture.modules.module_text import given_of, has_batch, results_of
 from tuner.capture.nests.precision import stored_dtype
-from tuner.capture.writers.templates import Part
+from tuner.capture.writers.templates import IN_EVAL, Part
 
 __all__ = ["op_yaml"]
 
@@ -23,7 +23,8 @@ def op_yaml(
         graph: of the module's forward.
         parts: the operator's call, and those of its extra operators.
         op: its name.
-        batches: of the operator, and of its extra operators; None where it is a fixed number.
+        batches: of the operator in either mode, and of its further calls; None where it is a fixed
+            number.
     """
     own = parts[0].stages
     call, sizes = _declared(parts[0], batches[0])
@@ -43,7 +44,7 @@ def op_yaml(
         f"bytes: {json.dumps(str(num_bytes))}",
     ]
     if len(parts) > 1:
-        further = {p.name: _declared(p, batches[1]) for p in parts[1:]}
+        further = {p.name: _declared(p, batches[p.name != IN_EVAL]) for p in parts[1:]}
         lines.append(f"extra: {json.dumps({name: call for name, (call, _) in further.items()})}")
         more = {name: size for _, found in further.values() for name, size in found.items()}
         more = {name: size for name, size in more.items() if name not in sizes}

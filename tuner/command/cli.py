@@ -102,7 +102,7 @@ def tune(
         raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
     if devices is not None and cluster is not None:
         raise InputError("expected --devices of this host, or --cluster, not both")
-    chosen = {"rewrites": rewrites, "match": match, "batch": batch}
+    chosen: dict[str, Any] = {"rewrites": rewrites, "match": match, "batch": batch}
     option = "dry-run" if dry_run else next(filter(chosen.get, chosen), "")
     if resume is not None and option:
         raise InputError(f"--{option} goes with --config, not with --resume\n  next: tune --help")

@@ -42,11 +42,12 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tuner.by_batch import Way
-from tuner.capture.capture import capture, with_another_batch
+from tuner.capture.capture import capture, in_eval_mode, with_another_batch
 from tuner.capture.families import match_of
 from tuner.capture.graph.fast_paths import fast_paths
 from tuner.capture.graph.graph import Graph
@@ -175,7 +176,8 @@ class _Child:
         """Record a module's forward in a mode, and a step of training.
 
         `batch` is how many rows inputs have, where it is not as many as the file gives.
-        `forwards` are as given and, where forward takes one, with another batch.
+        `forwards` are as given and, where forward takes one, with another batch; then with the
+        graph in eval mode, where that is another one and the module is tuned in training.
         `strided` names inputs that are given in another order of memory than they are drawn in.
         `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
@@ -192,13 +194,15 @@ class _Child:
                 "  next: tune it as it is trained, --mode train; or write "
                 "torch.backends.mha.set_fastpath_enabled(False) into the file, which leaves it out"
             )
-        try:
-            other = capture(problem, mode="eval" if graph.is_training else "train").key
-        except CaptureError:
-            other = ""
-        has_modes = graph.key != other or bool(fused)
+        other = None
+        with suppress(CaptureError):
+            other = capture(problem, mode="eval" if graph.is_training else "train")
+        has_modes = other is None or graph.key != other.key or bool(fused)
         resized = with_another_batch(problem, graph)
         forwards = [captured_of(problem, g) for g in (graph, resized) if g]
+        if other is not None and has_modes and not fused and graph.is_training and resized:
+            both = in_eval_mode(problem, (graph, resized), other) or (None, None)
+            forwards = [replace(f, in_eval=g) for f, g in zip(forwards, both, strict=True)]
         settings = settings_of(problem.model_without_memory(), has_modes)
         return {
             "forwards": [json.loads(to_json(f)) for f in forwards],

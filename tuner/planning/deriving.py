@@ -15,10 +15,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from tuner.capture.any_batch import moved_rows, with_batch_numbers
+from tuner.capture.any_batch import if_size, moved_rows, with_batch_numbers
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
-from tuner.capture.graph.graph import Graph
 from tuner.capture.modules.rows_text import has_rows
 from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.rewrites.rewriting import rewritten
@@ -58,6 +57,7 @@ def derive_operator(
     rewrites: str | None = None,
     match: str | None = None,
     batch: object = None,
+    has_eval: bool = True,
 ) -> Derived:
     """Capture the forward of a KernelBench-format file; write an operator that computes it.
 
@@ -71,6 +71,7 @@ def derive_operator(
             "none": it is not looked at. None: that is reported, and the operator is generated.
         batch: how many rows (dim 0) inputs have, where it is not as many as the file gives: a
             whole number, or several as a list or as text (`64,1024`), of which the largest counts.
+        has_eval: whether a module that is tuned in training has kernels for eval mode as well.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
@@ -80,7 +81,7 @@ def derive_operator(
     """
     require_file(path)
     import_from(path.parent, import_root(path))
-    asked = _asked(path, mode, rewrites, match, batch)
+    asked = _asked(path, mode, rewrites, match, batch, has_eval)
     observer = observer or Observer()
     folder = modules_folder()
     observer.on_stage(f"capturing the forward of {path}")
@@ -111,10 +112,16 @@ class _Asked:
     is_exact: bool
     match: str | None
     most_rows: int | None
+    has_eval: bool
 
 
 def _asked(
-    path: Path, mode: str | None, rewrites: str | None, match: str | None, batch: object
+    path: Path,
+    mode: str | None,
+    rewrites: str | None,
+    match: str | None,
+    batch: object,
+    has_eval: bool,
 ) -> _Asked:
     with input_errors(f"{path}: mode"):
         chosen = parse_mode(mode or "as_given")
@@ -124,7 +131,7 @@ def _asked(
         matches = None if match is None else parse_choice(match, "any", "none")
     with input_errors(f"{path}: batch"):
         most_rows = None if batch is None else max(parse_rows(batch))
-    return _Asked(chosen, is_exact, matches, most_rows)
+    return _Asked(chosen, is_exact, matches, most_rows, has_eval)
 
 
 def _found(worker: Worker, path: Path, asked: _Asked) -> Mapping[str, Any]:
@@ -153,6 +160,8 @@ class _Module:
         self._path, self._asked, self._observer, self._folder = path, asked, observer, folder
         self._found = found
         forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
+        if not asked.has_eval:
+            forwards = [replace(forward, in_eval=None) for forward in forwards]
         if len(forwards) == 2:  # before it is rewritten: what both have in common may not stay so
             forwards = [*with_batch_numbers(*forwards)]
         self._forwards = forwards
@@ -198,7 +207,7 @@ class _Module:
             if self._asked.is_exact:
                 # Where nothing is generated for what it was rewritten to, it stays as it is.
                 with suppress(NotOneNest, NothingToGenerate):
-                    again = (replace(f, graph=rewritten(f.graph)) for f in self._forwards)
+                    again = (f.with_forwards(rewritten) for f in self._forwards)
                     return self._written(*again)
             return self._written(*self._forwards)
         except NothingToGenerate as error:
@@ -232,7 +241,7 @@ class _Module:
         elif (rows := rows_of_steps(text)) is not None and has_rows(text):
             self._say(
                 f"a step of training takes kernels at {rows} rows alone"
-                + _if_size(captured.graph, rows)
+                + if_size(captured.graph, rows)
             )
         return made
 
@@ -365,18 +374,6 @@ def start_by_hand(
     """
     made = derive_operator(path, observer, mode=mode, rewrites=rewrites, match="none")
     return written_by_hand(made, path, task, folder or Path(f"{path.stem}_by_hand"))
-
-
-def _if_size(graph: Graph, rows: int) -> str:
-    """Say what to do where the number of rows is another of the sizes as well."""
-    sizes = {size for t in graph.inputs for size in t.shape[1:]}
-    sizes |= {size for t in (*graph.parameters, *graph.buffers) for size in t.shape}
-    if rows not in sizes:
-        return ""
-    return (
-        f": {rows} is another of its sizes, too, and it is not known which of both grows with the "
-        "rows; with a number of rows that is none of its sizes (--batch N) a step may take any"
-    )
 
 
 def write_sources(planned: Planned) -> dict[str, Path]:

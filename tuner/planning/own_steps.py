@@ -42,7 +42,9 @@ def with_own_steps(planned: Planned, observer: Observer) -> Planned:
         return planned
     observer.on_stage("capturing the reference, for kernels of steps of training")
     try:
-        made = derive_operator(_at_sizes(planned), mode=config.problem.mode, match="none")
+        made = derive_operator(
+            _at_sizes(planned), mode=config.problem.mode, match="none", has_eval=False
+        )
         own = plan(load_config(made.config, {"device": config.device}))
         why = why_no_steps(own.family.model_new)
         if not why:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.capture.derive import identifier
+from tuner.capture.derived_calls import identifier
 from tuner.config.quantities import parse_rows
 from tuner.errors import InputError, input_errors
 from tuner.machine.forkserver import MARKER

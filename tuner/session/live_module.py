@@ -119,7 +119,9 @@ def tune_module(
             given["workloads"] = absolute_workloads(named)
     path = write_live(module, inputs)
     command = " ".join(["tune", str(path), *(f"--{k} {v}" for k, v in given.items())])
-    chosen = {k: str(given.pop(k)) for k in ("rewrites", "match") if given.get(k) is not None}
+    chosen: dict[str, Any] = {
+        k: str(given.pop(k)) for k in ("rewrites", "match") if given.get(k) is not None
+    }
     made = derive_operator(path, observer, batch=given.get("batch"), **chosen)
     config = load_config(made.config, given)
     run = tuning.tune(

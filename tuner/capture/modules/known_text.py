@@ -27,7 +27,7 @@ except ImportError:
     TensorGuards = None
 _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _KNOWS_CALLS = TensorGuards is not None and (2, 9) <= _VERSION < (2, 14)
-_KNOWN = {}  # by the id of a module that lives: calls of it that `usual_state` took
+_KNOWN = {}  # by the id of a module that lives, and its mode: its calls that `usual_state` took
 _MOST_CHANGES = 64  # of a module, after which no more of its calls are remembered
 _TENSORS = (torch.Tensor, nn.Parameter)
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
@@ -88,7 +88,7 @@ def known_gradients(run, op, *args):
 class Known:
     # A module as `usual_state` found it, and the calls of it that it took.
     def __init__(self, module, parts, edited, state, changes):
-        key = id(module)
+        key = id(module), module.training
         self.module = weakref.ref(module, lambda _: _KNOWN.pop(key, None))
         self.parts = parts
         self.edited = edited
@@ -272,7 +272,7 @@ def known_call(module, *inputs):
     # What `usual_state` would return, and the call; None: it has to be asked.
     if not _KNOWS_CALLS or torch.compiler.is_compiling() or is_watched():
         return None, None
-    known = _KNOWN.get(id(module))
+    known = _KNOWN.get((id(module), module.training))
     if known is None or known.module() is not module:
         return None, None
     form = [torch.is_grad_enabled()]
@@ -305,7 +305,8 @@ def remember(module, state, is_step, *inputs):
     guards = guards_of([x for x in (*inputs, *state.values()) if type(x) is not float])
     if guards is None:
         return
-    known = _KNOWN.get(id(module))
+    key = id(module), module.training
+    known = _KNOWN.get(key)
     if known is not None and known.module() is not module:
         known = None
     if known is None or known.tensors_of(module) is None:
@@ -313,7 +314,7 @@ def remember(module, state, is_step, *inputs):
         parts = parts_of(module) if changes < _MOST_CHANGES else None
         if parts is None:
             return
-        known = _KNOWN[id(module)] = Known(module, *parts, state, changes)
+        known = _KNOWN[key] = Known(module, *parts, state, changes)
     if len(known.calls) >= 64:  # as many numbers of rows, say
         known.calls.clear()
     known.calls[(torch.is_grad_enabled(), *form)] = KnownCall(guards, is_step)

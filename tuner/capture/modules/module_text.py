@@ -33,8 +33,8 @@ from tuner.capture.nests.scalars import numbers_of
 from tuner.capture.tasks.stages import Stages
 
 __all__ = [
-    "FROM_AND_TO_TEXT", "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch",
-    "made_whole", "model_new", "other_mode_text", "result_of", "results_of", "rows_of",
+    "FROM_AND_TO_TEXT", "IN_EVAL_NAME", "argument_of", "asks_rows_of", "call_arguments",
+    "call_result", "given_in_step", "given_of", "has_batch", "made_whole", "model_new", "other_mode_text", "result_of", "results_of", "rows_of",
     "spread_by", "state_text", "updated_by", "usual_text", "view_of",
 ]  # fmt: skip
 
@@ -157,6 +157,9 @@ def model_new(
     stepped: tuple[str, Sequence[str]],
     beside: Mapping[str, str],
     without_step: str = "",
+    in_eval: str = "",
+    *,
+    has_calls: bool,
 ) -> str:
     """Return the text of a module around an operator.
 
@@ -171,29 +174,12 @@ def model_new(
         stepped: the lines in which results are made by that, and what forward returns then.
         beside: modules that the file imports from its own folder, with their hashes.
         without_step: why the reference takes steps of training, where it does.
+        in_eval: the text of calls in eval mode, "" where the reference takes them.
+        has_calls: as for `usual_text`, of all that may be called.
     """
     names = [a.name for a in graph.arguments]
     head, asks_more = parameters_of(reference, names)
-    numbers = numbers_of(graph)
-    place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
-    state = {t.name for t in (*graph.parameters, *graph.buffers)}
-
-    def source_of(tensor: Tensor) -> str:
-        return state_text(tensor.name) if tensor.name in state else tensor.name
-
-    arguments = []
-    rows = rows_of(graph, batch)
-    for tensor in given_of(graph, stages):
-        source = source_of(tensor)
-        if tensor.name in numbers:
-            source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
-        arguments.append(argument_of(graph, stages, tensor, source, batch, rows))
     written = [o.name for o in results_of(stages)]
-    results = []
-    whole = made_whole(graph, stages)
-    for name, given, is_whole in zip(stages.outputs, graph.outputs, whole, strict=True):
-        source = f"made[{written.index(name)}]"
-        results.append(source if is_whole else result_of(graph, given, source, is_own=True))
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     buffers = [state_text(b) + ".data" * (b in graph.unmarked) for b in stages.updates]
     copies = [
@@ -205,11 +191,13 @@ def model_new(
     ]  # fmt: skip
     if copies:  # at once: the host takes as long for each copy as for a launch
         updates.append(f"torch._foreach_copy_([{', '.join(buffers)}], [{', '.join(copies)}])")
-    given = ", ".join(source_of(tensor) for tensor in given_in_step(graph))
+    given = ", ".join(_source_of(graph, tensor) for tensor in given_in_step(graph))
     usual = usual_text(
-        graph, reference, settings, has_modes, batch, beside, has_calls=bool(stages.calls)
-    )
-    other_mode = other_mode_text(graph.is_training, ", ".join(names)) if has_modes else ""
+        graph, reference, settings, has_modes, batch, beside, has_calls=has_calls,
+        has_eval=bool(in_eval),
+    )  # fmt: skip
+    takes_other = IN_EVAL_NAME if in_eval else "Model.forward"
+    other_mode = other_mode_text(graph.is_training, ", ".join(names), takes_other)
     asks_first, asks_rows = asks_rows_of(graph, batch)
     return _MODULE.format(
         usual=usual,
@@ -217,9 +205,13 @@ def model_new(
         from_and_to=FROM_AND_TO_TEXT,
         names=", ".join(names),
         head=head,
-        asks_first=other_mode + asks_more + _ASKS_STEP.format(names=", ".join(names)) + asks_first,
+        asks_first=asks_more
+        + other_mode * has_modes
+        + _ASKS_STEP.format(names=", ".join(names))
+        + asks_first,
         asks_rows=indent(asks_rows, "    "),
-        arguments=", ".join(arguments),
+        arguments=call_arguments(graph, stages, batch),
+        in_eval=in_eval,
         step=f"{step or f'_TAKES_STEPS = False  # {without_step}'}\n\n",
         given=given,
         wants="fused_step and not can_step(given)" if step else "fused_step",
@@ -229,8 +221,37 @@ def model_new(
         if step
         else "",
         updates="".join(f"        {line}\n" for line in updates),
-        result=returned_text(graph.returns, results),
+        result=call_result(graph, stages),
     )
+
+
+def call_arguments(graph: Graph, stages: Stages, batch: int | None) -> str:
+    """Return what the operator's call is given; `batch` as for `model_new`."""
+    numbers, rows = numbers_of(graph), rows_of(graph, batch)
+    place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
+    arguments = []
+    for tensor in given_of(graph, stages):
+        source = _source_of(graph, tensor)
+        if tensor.name in numbers:
+            source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
+        arguments.append(argument_of(graph, stages, tensor, source, batch, rows))
+    return ", ".join(arguments)
+
+
+def call_result(graph: Graph, stages: Stages) -> str:
+    """Return what forward returns, of what its call `made`."""
+    written = [o.name for o in results_of(stages)]
+    results = []
+    whole = made_whole(graph, stages)
+    for name, given, is_whole in zip(stages.outputs, graph.outputs, whole, strict=True):
+        source = f"made[{written.index(name)}]"
+        results.append(source if is_whole else result_of(graph, given, source, is_own=True))
+    return returned_text(graph.returns, results)
+
+
+def _source_of(graph: Graph, tensor: Tensor) -> str:
+    is_argument = tensor in graph.inputs or tensor in graph.constants
+    return tensor.name if is_argument else state_text(tensor.name)
 
 
 def usual_text(
@@ -242,6 +263,7 @@ def usual_text(
     beside: Mapping[str, str],
     *,
     has_calls: bool,
+    has_eval: bool = False,
 ) -> str:
     """Return the reference's text, and `usual_state`: whether a call is like the one captured.
 
@@ -253,6 +275,7 @@ def usual_text(
         batch: as for `model_new`.
         beside: as for `model_new`.
         has_calls: whether it looks at how operands lie in memory.
+        has_eval: whether there are kernels for eval mode beside those for training.
     """
     numbers = numbers_of(graph)
     tensors = [t for t in graph.inputs if t.name not in numbers]
@@ -270,6 +293,8 @@ def usual_text(
         most_rows=graph.most_rows,
         state=_forms((*graph.parameters, *graph.buffers)),
         settings=literal_of(settings),
+        in_eval=_SETTINGS_IN_EVAL if has_eval else "",
+        known="_SETTINGS if module.training else _IN_EVAL" if has_eval else "_SETTINGS",
         names=_names_text(reference),
         default_dtype="get_default_dtype()" if "set_default_dtype" in reference else "float32",
         has_modes=has_modes,
@@ -295,16 +320,19 @@ def state_text(name: str) -> str:
     return f"fused_state[{name!r}]"
 
 
-def other_mode_text(is_training: bool, names: str) -> str:
+def other_mode_text(is_training: bool, names: str, takes_other: str = "Model.forward") -> str:
     """Return what a forward of one mode begins with, so that a call in the other costs nothing.
 
     Args:
         is_training: the mode that there are kernels for.
         names: of the forward's arguments.
+        takes_other: what takes calls in the other mode.
     """
     condition = "not self.training" if is_training else "self.training"
-    return f"        if {condition}:\n            return Model.forward(self, {names})\n"
+    return f"        if {condition}:\n            return {takes_other}(self, {names})\n"
 
+
+IN_EVAL_NAME = "call_in_eval"  # what takes calls in eval mode where they have kernels
 
 # How a ModelNew is made of another module, and one of it: in every kind of module's text.
 FROM_AND_TO_TEXT = """\
@@ -319,7 +347,7 @@ FROM_AND_TO_TEXT = """\
 """
 
 _MODULE = """\
-{usual}{known}{step}class ModelNew(Model):
+{usual}{known}{in_eval}{step}class ModelNew(Model):
     # The reference itself, with its forward in one loop where a call is as usual.
 {from_and_to}
     {head}
@@ -358,6 +386,12 @@ _STEPPED = """\
             given = ({given},)
             held = [fused_run]
 {results}            return {result}
+"""
+
+
+# Settings of a module in eval mode: its parts are in it as well.
+_SETTINGS_IN_EVAL = """\
+_IN_EVAL = {path: {**known, "training": False} for path, known in _SETTINGS.items()}
 """
 
 

@@ -68,7 +68,8 @@ def ways_in(model_new: str) -> tuple[Way, ...]:
     is_matched = _has_line("    _OPERATOR = ", model_new)
     has_steps = is_matched or not is_generated or _has_line("_TAKES_STEPS = True", model_new)
     ways: tuple[Way, ...] = ("call", "step") if has_steps else ("call",)
-    return (*ways, "eval") if not is_generated and '"eval"' in model_new else ways
+    has_eval = _has_line("def call_in_eval(", model_new) if is_generated else '"eval"' in model_new
+    return (*ways, "eval") if has_eval else ways
 
 
 def takes_generated_steps(model_new: str) -> bool:

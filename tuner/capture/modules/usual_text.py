@@ -63,7 +63,7 @@ _PLACES = {places}  # inputs that pick one of so many, and the number that picks
 _STATE = {state!r}
 _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
 _SETTINGS = {settings}
-_NAMES = {names}  # that code of this file has; None: it may read any attribute
+{in_eval}_NAMES = {names}  # that code of this file has; None: it may read any attribute
 _PUBLIC = {{}}  # attributes that may be settings
 _KINDS = {{}}  # of classes derived from ModelNew
 {containers}_DEFAULT_DTYPE = torch.{default_dtype}  # of what a forward makes, when it was captured
@@ -96,13 +96,13 @@ def leaves_parts(kind):
     return is_known
 
 
-def are_notes(module, settings):
+def are_notes(module, settings, usual):
     # Whether all that is other than it was are attributes more that no code here reads, such as a
     # framework's; or a forward around this one, which called it.
-    if _NAMES is None or settings.keys() != _SETTINGS.keys():
+    if _NAMES is None or settings.keys() != usual.keys():
         return False
     for path, found in settings.items():
-        known = _SETTINGS[path]
+        known = usual[path]
         more = found.keys() - known.keys()
         if any([name not in found or found[name] != value for name, value in known.items()]):
             return False
@@ -196,11 +196,12 @@ def usual_state(module, inputs):
     is_plain = not is_compiling and all([type(x) in (torch.Tensor, nn.Parameter) for x in inputs])
     if is_plain and not has_forms(inputs, on_cpu):
         return None
-    listed = _SETTINGS if is_compiling else None
+    usual = {known}
+    listed = usual if is_compiling else None
     settings, state = contents_of(module, {has_modes}, _PUBLIC, listed)
     if len(state) != len(_FORMS):
         return None
-    if settings != _SETTINGS and (is_compiling or not are_notes(module, settings)):
+    if settings != usual and (is_compiling or not are_notes(module, settings, usual)):
         return None
     if torch.nn.modules.module._has_any_global_hook():  # it would miss the parts of the module
         return None

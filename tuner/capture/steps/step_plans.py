@@ -16,7 +16,7 @@ from tuner.capture.tasks.stages import Partition, Stages, stages_of
 from tuner.capture.tasks.step_records import Backward, Joint, of_weights
 
 __all__ = [
-    "BackwardPlan", "StepPlan", "needed_by", "numbers_text", "planned", "why_not_planned",
+    "BackwardPlan", "StepPlan", "cut", "needed_by", "numbers_text", "planned", "why_not_planned",
 ]  # fmt: skip
 
 NOTHING = "its gradients are nothing but calls of PyTorch's own operations"
@@ -82,7 +82,7 @@ def _planned(joint: Joint, is_permuted_apart: bool) -> StepPlan | str:
     try:
         # What a view of a result is of is made once, where forward alone makes each of the two.
         is_own = len(joint.forward.outputs) == joint.num_made == joint.num_results
-        forward = None if is_own and not joint.views else _cut(joint.forward, is_permuted_apart)
+        forward = None if is_own and not joint.views else cut(joint.forward, is_permuted_apart)
         backwards = tuple(
             _backward(each, is_permuted_apart, may_be_calls=True) for each in joint.backwards
         )
@@ -115,7 +115,7 @@ def _backward(
     if not backward.graph.outputs:
         return BackwardPlan(backward, None)
     # Of several results one may have gradients that are calls alone.
-    stages = _cut(backward.graph, is_permuted_apart, may_be_calls=may_be_calls)
+    stages = cut(backward.graph, is_permuted_apart, may_be_calls=may_be_calls)
     fewer = of_weights(backward) if stages.calls else None
     with suppress(NotOneNest, NothingToGenerate):
         own = None if fewer is None else _backward(fewer, is_permuted_apart)
@@ -123,7 +123,7 @@ def _backward(
     return BackwardPlan(backward, stages)
 
 
-def _cut(graph: Graph, is_permuted_apart: bool, *, may_be_calls: bool = False) -> Stages:
+def cut(graph: Graph, is_permuted_apart: bool, *, may_be_calls: bool = False) -> Stages:
     """Return the tasks of a graph that no search cuts: of three cuts what moves fewest bytes.
 
     Pointwise work before pooling, or that several nests read, is computed in each of them where

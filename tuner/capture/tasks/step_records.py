@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.capture.graph.graph import Graph, Node, behind, in_order, live
@@ -86,11 +86,21 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A forward's graph, and the record of a step of training, or why there is none."""
+    """A forward's graph, and the record of a step of training, or why there is none.
+
+    `in_eval` is the forward in eval mode, where `graph` is that of training mode and kernels are
+    to be generated for both.
+    """
 
     graph: Graph
     joint: Joint | None = None
     without_step: str = ""
+    in_eval: Graph | None = None
+
+    def with_forwards(self, change: Callable[[Graph], Graph]) -> Captured:
+        """Return it with the forward in either mode changed so."""
+        in_eval = None if self.in_eval is None else change(self.in_eval)
+        return replace(self, graph=change(self.graph), in_eval=in_eval)
 
 
 def why_shared(joint: Joint) -> str:

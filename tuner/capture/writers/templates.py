@@ -19,9 +19,11 @@ from tuner.capture.writers.loops_across import AcrossWriter
 from tuner.capture.writers.loops_tiled import TileWriter, turned_values, uneven_values
 
 __all__ = [
-    "Part", "arguments_of", "between_of", "call_step", "cpp_template", "function_of",
+    "IN_EVAL", "Part", "arguments_of", "between_of", "call_step", "cpp_template", "function_of",
     "further_calls", "main_of", "place_of", "work_of",
 ]  # fmt: skip
+
+IN_EVAL = "eval"  # the call of forward in eval mode, of an operator for training
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Part:
 
     @property
     def is_forward(self) -> bool:
-        """Whether it computes what a forward gives, also where more of that is kept."""
-        return self.name in ("", "kept")
+        """Whether it computes what a forward gives, in eval mode or where more is kept as well."""
+        return self.name in ("", "kept", IN_EVAL)
 
 
 def function_of(op: str, number: int) -> str:
