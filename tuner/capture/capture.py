@@ -67,10 +67,11 @@ def in_eval_mode(
     """Record a module in eval mode that was recorded in training, at two batches.
 
     `graphs` are those of training mode, `in_eval` is of the first batch. None where forward in
-    eval mode is given or returns something else, edits buffers, or takes fewer numbers of rows.
+    eval mode is given something else, edits buffers, or takes fewer numbers of rows. It may return
+    something else, as without auxiliary heads.
     """
     first, second = graphs
-    names = ("arguments", "inputs", "parameters", "buffers", "returns", "containers", "apart")
+    names = ("arguments", "inputs", "parameters", "buffers", "containers", "apart")
     is_alike = all(getattr(first, n) == getattr(in_eval, n) for n in names)
     if not is_alike or in_eval.buffer_updates or first.batch is None or second.batch is None:
         return None

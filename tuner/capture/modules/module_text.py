@@ -34,8 +34,9 @@ from tuner.capture.tasks.stages import Stages
 
 __all__ = [
     "FROM_AND_TO_TEXT", "IN_EVAL_NAME", "argument_of", "asks_rows_of", "call_arguments",
-    "call_result", "given_in_step", "given_of", "has_batch", "made_whole", "model_new", "other_mode_text", "result_of", "results_of", "rows_of",
-    "spread_by", "state_text", "updated_by", "usual_text", "view_of",
+    "call_result", "given_in_step", "given_of", "has_batch", "made_whole", "model_new",
+    "other_mode_text", "result_of", "results_of", "rows_of", "spread_by", "state_text",
+    "updated_by", "usual_text", "view_of",
 ]  # fmt: skip
 
 
@@ -178,6 +179,7 @@ def model_new(
         has_calls: as for `usual_text`, of all that may be called.
     """
     names = [a.name for a in graph.arguments]
+    listed = ", ".join(names)
     head, asks_more = parameters_of(reference, names)
     written = [o.name for o in results_of(stages)]
     updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
@@ -197,18 +199,16 @@ def model_new(
         has_eval=bool(in_eval),
     )  # fmt: skip
     takes_other = IN_EVAL_NAME if in_eval else "Model.forward"
-    other_mode = other_mode_text(graph.is_training, ", ".join(names), takes_other)
+    other_mode = other_mode_text(graph.is_training, listed, takes_other) if has_modes else ""
+    asks_step = _ASKS_STEP.format(names=listed)
     asks_first, asks_rows = asks_rows_of(graph, batch)
     return _MODULE.format(
         usual=usual,
         known=KNOWN_TEXT,
         from_and_to=FROM_AND_TO_TEXT,
-        names=", ".join(names),
+        names=listed,
         head=head,
-        asks_first=asks_more
-        + other_mode * has_modes
-        + _ASKS_STEP.format(names=", ".join(names))
-        + asks_first,
+        asks_first=asks_more + other_mode + asks_step + asks_first,
         asks_rows=indent(asks_rows, "    "),
         arguments=call_arguments(graph, stages, batch),
         in_eval=in_eval,
