@@ -23,7 +23,9 @@ from tuner.problem.reference import load_problem
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 MOST = 2**63 - 1
 NORM = TEXT.format(
-    init="self.a, self.n = nn.Linear(6, 8), nn.BatchNorm1d(8); self.k = nn.Parameter(torch.ones(8))",
+    init=(
+        "self.a, self.n = nn.Linear(6, 8), nn.BatchNorm1d(8); self.k = nn.Parameter(torch.ones(1))"
+    ),
     names="x, by=2.0, *, more=0.0",
     forward="return torch.relu(self.n(self.a(x)) * self.k * by) + more",
     inputs="torch.randn(20, 6)",
@@ -97,9 +99,11 @@ def test_modes_that_follow_one_another_are_both_remembered(family):
 def test_what_wants_gradients_in_eval_mode_is_the_references(family):
     pair = both(family)
     x = given(20).requires_grad_()
-    grads = [torch.autograd.grad(m(x).sin().sum(), [x, *m.parameters()]) for m in vars(pair).values()
-             if isinstance(m, nn.Module)]  # fmt: skip
-    for mine, own in zip(*grads, strict=True):
+
+    def gradients(model: nn.Module) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(model(x).sin().sum(), [x, *model.parameters()])
+
+    for mine, own in zip(gradients(pair.mine), gradients(pair.own), strict=True):
         torch.testing.assert_close(mine, own)
     assert not pair.calls
     pair.mine.requires_grad_(False)
