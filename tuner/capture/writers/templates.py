@@ -42,7 +42,16 @@ class Part:
     @property
     def is_forward(self) -> bool:
         """Whether it computes what a forward gives, in eval mode or where more is kept as well."""
-        return self.name in ("", "kept", IN_EVAL)
+        return self.has_epilogues or self.name == IN_EVAL
+
+    @property
+    def has_epilogues(self) -> bool:
+        """Whether kernels of its products may do the work behind these as well.
+
+        Not in eval mode: each candidate of a search would take nvcc 1.6 times as long, for kernels
+        that a search never times.
+        """
+        return self.name in ("", "kept")
 
 
 def function_of(op: str, number: int) -> str:

@@ -120,7 +120,7 @@ class _CallWriter:
         """Add a product by a kernel of ours, which may do the next nest's work."""
         part, groups = self._part, self._functions.groups
         step, room = halves.step(call, self._placed)
-        takes_it = halves.products.takes_epilogues and part.is_forward
+        takes_it = halves.products.takes_epilogues and part.has_epilogues
         is_first = takes_it and epilogue_of(self._stages, call, self._results) is not None
         nest = None if is_first or not takes_it else _with_moments(part, halves, call, groups)
         self._has_moments = nest is not None
