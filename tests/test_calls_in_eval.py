@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tuner.capture.capture import capture, in_eval_mode, with_another_batch
 from tuner.capture.modules.rows_text import ways_in, with_rows
+from tuner.errors import InputError
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
@@ -32,10 +33,54 @@ NORM = TEXT.format(
 )
 
 
+# What `train` changes besides: a part that stays in training, and a number.
+OWN_TRAIN = """
+import torch
+from torch import nn
+
+
+class Part(nn.Module):
+    def forward(self, x):
+        return x * 2.0 if self.training else x * 3.0
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n, self.p, self.by = nn.BatchNorm1d(6), Part(), 2.0
+        self.register_buffer("b", torch.ones(6))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.p.train(True)
+        self.by = 2.0 if mode else 5.0
+        return self
+
+    def forward(self, x):
+        return torch.relu(self.n(x) * self.by + self.p(x)) * self.b
+
+
+def get_inputs():
+    return [torch.randn(20, 6)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    path = tmp_path_factory.mktemp("norm") / "norm.py"
-    path.write_text(NORM)
+    return family_of(tmp_path_factory.mktemp("norm") / "norm.py", NORM)
+
+
+@pytest.fixture(scope="module")
+def own_train(tmp_path_factory):
+    return family_of(tmp_path_factory.mktemp("own_train") / "own_train.py", OWN_TRAIN)
+
+
+def family_of(path: Path, text: str) -> SimpleNamespace:
+    path.write_text(text)
     made = derive_operator(path, match="none")
     found = load_family(made.name, [made.folder])
     candidate = found.render({"template": "nest"}, FACTS)
@@ -149,6 +194,48 @@ def test_rows_at_which_pytorch_is_faster_are_the_references(family):
     for count in (7, 8, 19, 20, 24, 25, 64, 65):
         assert_close(pair, given(count))
     assert pair.calls == [8, 19, 25, 64]
+
+
+@torch.no_grad()
+def test_what_train_changes_besides_is_as_it_was_captured(own_train):
+    pair = both(own_train)
+    for count, change in enumerate(
+        (
+            lambda model: None,
+            lambda model: model.p.eval(),
+            lambda model: model.eval(),
+            lambda model: setattr(model, "by", 2.0),
+            lambda model: model.train().eval(),
+        )
+    ):
+        for model in (pair.mine, pair.own):
+            change(model)
+        assert_close(pair, given(20))
+        assert len(pair.calls) == (1, 1, 2, 2, 3)[count]
+
+
+def test_buffers_that_want_gradients_have_them(own_train):
+    pair = both(own_train)
+    for model in (pair.mine, pair.own):
+        model.requires_grad_(False)
+    assert_close(pair, given(20))
+    assert pair.calls == [20]
+    for model in (pair.mine, pair.own):
+        model.b.requires_grad_(True)
+    grads = [torch.autograd.grad(m(given(20)).sum(), m.b)[0] for m in (pair.mine, pair.own)]
+    torch.testing.assert_close(*grads)
+    assert pair.calls == [20]
+
+
+@pytest.mark.parametrize("taken", ["is_trained", "usual_state"])
+def test_an_argument_that_hides_a_function_of_the_file_is_refused(taken, tmp_path):
+    path = tmp_path / "hiding.py"
+    path.write_text(TEXT.format(
+        init="self.n = nn.BatchNorm1d(6)", names=taken, forward=f"return self.n({taken}).relu()",
+        inputs="torch.randn(20, 6)",
+    ))  # fmt: skip
+    with pytest.raises(InputError, match=f"an argument of forward is called '{taken}'.*\n  next"):
+        derive_operator(path, match="none")
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ from tuner.capture.nests.index_space import NotOneNest
 from tuner.capture.nests.ranges import have_same_ranges
 from tuner.capture.nests.scalars import with_numbers_as_tensors
 from tuner.capture.op_yaml import op_yaml
-from tuner.capture.steps.eval_calls import eval_call, eval_text
+from tuner.capture.steps.eval_calls import changes_in_eval, eval_call, eval_text
 from tuner.capture.steps.step_plans import StepPlan, planned, why_not_planned
 from tuner.capture.steps.step_text import step_text, stepped
 from tuner.capture.tasks.biases import with_biases_apart
@@ -55,7 +55,7 @@ _NEEDED = {
 }  # fmt: skip
 _NAMED = (ast.FunctionDef, ast.ClassDef)
 _OURS = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
-FORMAT = 95  # of what is written; part of the key
+FORMAT = 96  # of what is written; part of the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,13 @@ def derived(
     captured: Captured,
     reference: str,
     name: str,
-    settings: Mapping[str, object],
+    settings: Mapping[str, Mapping[str, object]],
     has_modes: bool,
     folder: Path,
     other: Captured | None = None,
     *,
     beside: Mapping[str, str] = MappingProxyType({}),
+    settings_in_eval: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
 ) -> Derived:
     """Write the operator of a module.
 
@@ -95,6 +96,7 @@ def derived(
         folder: under which the operator's is made.
         other: the same with another batch; None where forward takes no other one.
         beside: modules that the file imports from its own folder, with their hashes.
+        settings_in_eval: of `settings_of` in eval mode, where the forward there is captured.
 
     Raises:
         NotOneNest: no loops can be generated for the graph.
@@ -104,7 +106,8 @@ def derived(
         captured, other = with_batch_numbers(captured, other)
     mine = _prepared(captured)
     stages = stages_of(mine.graph)
-    file = _File(reference, name, settings, has_modes, beside)
+    changes = changes_in_eval(settings, settings_in_eval)
+    file = _File(reference, name, settings, has_modes, beside, changes)
     why = captured.without_step or why_not_planned(mine.joint)
     operator = _Operator(file, mine, stages, partitions_of(mine.graph, stages), why)
     texts = None if other is None else operator.texts_for_any_batch(_prepared(other))
@@ -138,9 +141,10 @@ class _File:
 
     reference: str
     name: str
-    settings: Mapping[str, object]
+    settings: Mapping[str, Mapping[str, object]]
     has_modes: bool
     beside: Mapping[str, str]
+    changes_in_eval: Mapping[str, Mapping[str, object]] | None
 
     @property
     def op(self) -> str:
@@ -190,7 +194,8 @@ class _Operator:
         is_fixed = steps is _Steps.OF_ONE_BATCH
         is_permuted_apart = steps is _Steps.PERMUTED_APART
         plan = planned(captured.joint, is_permuted_apart=is_permuted_apart)
-        in_eval = None if batch is None else eval_call(captured, own)
+        has_eval = batch is not None and self.file.changes_in_eval is not None
+        in_eval = eval_call(captured, own) if has_eval else None
         parts = parts_of(graph, own, plan, in_eval)
         module = self._module(graph, own, plan, in_eval, batch, is_fixed)
         batches = (batch, None if is_fixed else batch)
@@ -224,10 +229,12 @@ class _Operator:
         why = self.without_step or "its kernels would be for one number of rows alone"
         module = model_new(
             graph, own, file.reference, file.settings, file.has_modes, batch, step, made_in_step,
-            file.beside, why, "" if in_eval is None else eval_text(*in_eval, batch),
+            file.beside, why,
+            eval_text(*in_eval, batch, file.changes_in_eval or {}) if in_eval else "",
             has_calls=bool(own.calls or (in_eval and in_eval[1].calls)),
         )  # fmt: skip
-        _refuse_names(file.reference, module, file.name)
+        arguments = [a.name for a in graph.arguments]
+        _refuse_names(file.reference, module, file.name, arguments)
         return module
 
     def texts_for_any_batch(self, other: Captured) -> dict[str, str] | None:
@@ -328,8 +335,11 @@ def _templates(parts: Sequence[Part], partitions: Mapping[str, Stages], op: str)
     return found
 
 
-def _refuse_names(reference: str, module: str, name: str) -> None:
-    """Refuse a file of which the text around it, which comes behind, would replace a function."""
+def _refuse_names(reference: str, module: str, name: str, arguments: Sequence[str]) -> None:
+    """Refuse a file of which the text around it, which comes behind, would replace a function.
+
+    Or one of whose `arguments` of forward would hide a function of that text.
+    """
     head, _, tail = module.partition(reference.rstrip())
     mine = {n.name: n.lineno for n in ast.parse(reference).body if isinstance(n, _NAMED)}
     ours = {*_OURS.findall(f"{head}\n{tail}")}  # to parse it takes 15 ms
@@ -337,4 +347,9 @@ def _refuse_names(reference: str, module: str, name: str) -> None:
         raise InputError(
             f"{name}.py, line {mine[taken]}: exported files use the name {taken!r} themselves\n"
             "  next: name it otherwise"
+        )
+    if hidden := ours.intersection(arguments):
+        raise InputError(
+            f"{name}.py: an argument of forward is called {min(hidden)!r}, as a function of "
+            "exported files\n  next: name it otherwise"
         )

@@ -72,7 +72,7 @@ from tuner.machine.doctor import environment
 from tuner.machine.limits import limits_of
 from tuner.plans import Argument, Tensor
 from tuner.problem.accuracy import Accuracy
-from tuner.problem.modes import TuneMode
+from tuner.problem.modes import TuneMode, put_into
 from tuner.problem.packages import modules_beside
 from tuner.problem.reference import ROWS, load_problem
 from tuner.problem.timed_data import require_fitting
@@ -203,11 +203,14 @@ class _Child:
         if other is not None and has_modes and not fused and graph.is_training and resized:
             both = in_eval_mode(problem, (graph, resized), other) or (None, None)
             forwards = [replace(f, in_eval=g) for f, g in zip(forwards, both, strict=True)]
-        settings = settings_of(problem.model_without_memory(), has_modes)
+        model = problem.model_without_memory()
+        settings = settings_of(model, has_modes)
+        in_eval = settings_of(put_into(model, "eval"), has_modes)
         return {
             "forwards": [json.loads(to_json(f)) for f in forwards],
             "strided": [graph.arguments[i].name for i in problem.strided()],
             "settings": settings,
+            "settings_in_eval": in_eval,
             "has_modes": has_modes,
             "source": str(problem.source),
             "beside": {n: sha256_of(file) for n, file in modules_beside(Path(path)).items()},

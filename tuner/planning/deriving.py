@@ -223,6 +223,7 @@ class _Module:
             made = derived(
                 captured, text_of(path), path.stem, found["settings"], found["has_modes"],
                 self._folder, *others, beside=found["beside"],
+                settings_in_eval=found["settings_in_eval"],
             )  # fmt: skip
             write_whole(made.folder / made.name / ORIGIN_NAME, str(path.resolve()))
             text = (made.folder / made.name / MODEL).read_text()

@@ -293,7 +293,6 @@ def usual_text(
         most_rows=graph.most_rows,
         state=_forms((*graph.parameters, *graph.buffers)),
         settings=literal_of(settings),
-        in_eval=_SETTINGS_IN_EVAL if has_eval else "",
         known="_SETTINGS if module.training else _IN_EVAL" if has_eval else "_SETTINGS",
         names=_names_text(reference),
         default_dtype="get_default_dtype()" if "set_default_dtype" in reference else "float32",
@@ -386,12 +385,6 @@ _STEPPED = """\
             given = ({given},)
             held = [fused_run]
 {results}            return {result}
-"""
-
-
-# Settings of a module in eval mode: its parts are in it as well.
-_SETTINGS_IN_EVAL = """\
-_IN_EVAL = {path: {**known, "training": False} for path, known in _SETTINGS.items()}
 """
 
 
