@@ -251,7 +251,12 @@ UNLIKE = {
     "is for few rows": (
         "return x * 2.0 if self.training else (x * len(x) if len(x) > 64 else x + 1.0)", False
     ),
-    "returns less": ("return (x * 2.0, x + 1.0) if self.training else x * 3.0", True),
+    "returns less": ("return {'y': x * 2.0, 'z': x + 1.0} if self.training else x * 3.0", True),
+    "returns more": ("return x * 3.0 if self.training else {'y': x * 2.0, 'z': x + 1.0}", True),
+    "returns a class": (
+        "return x * 3.0 if self.training else __import__('collections').OrderedDict(y=x * 2.0)",
+        False,
+    ),
 }  # fmt: skip
 
 
