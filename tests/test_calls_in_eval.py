@@ -238,6 +238,18 @@ def test_an_argument_that_hides_a_function_of_the_file_is_refused(taken, tmp_pat
         derive_operator(path, match="none")
 
 
+def test_it_is_said_where_eval_mode_stays_the_references(tmp_path):
+    path = tmp_path / "counting.py"
+    path.write_text(TEXT.format(
+        init="self.n = nn.BatchNorm1d(6); self.register_buffer('b', torch.zeros(()))", names="x",
+        forward="self.b.add_(1.0); return self.n(x).relu() + self.b", inputs="torch.randn(20, 6)",
+    ))  # fmt: skip
+    said: list[str] = []
+    derive_operator(path, SimpleNamespace(on_stage=said.append), match="none")
+    words = "counting.py: calls in eval mode run PyTorch's own operations; --mode eval tunes those"
+    assert words in said
+
+
 @torch.no_grad()
 def test_a_compiled_module_takes_the_same_way(family):
     pair = both(family)

@@ -18,7 +18,7 @@ from typing import Any
 from tuner.capture.any_batch import if_size, moved_rows, with_batch_numbers
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived, space_of_templates
-from tuner.capture.modules.rows_text import has_rows
+from tuner.capture.modules.rows_text import has_rows, ways_in
 from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.rewrites.rewriting import rewritten
 from tuner.capture.steps.step_text import rows_of_steps
@@ -237,6 +237,8 @@ class _Module:
                 f"kernels are for {captured.graph.batch} rows alone: with others PyTorch's own "
                 f"operations run{moved_rows(captured.graph, others[0].graph)}"
             )
+        if found["has_modes"] and captured.graph.is_training and "eval" not in ways_in(text):
+            self._say("calls in eval mode run PyTorch's own operations; --mode eval tunes those")
         if made.without_step:
             self._say(f"a step of training takes PyTorch's own operations: {made.without_step}")
         elif (rows := rows_of_steps(text)) is not None and has_rows(text):
