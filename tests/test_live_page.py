@@ -174,6 +174,12 @@ def test_a_verification_counts_probes_seconds_shares_and_finalists(run, clock):
         found = waiting_of(run)
         assert (found["counted"], found["done"], found["total"]) == ("45 %", 45, 100)
         assert found["verdicts"][0] == "trial 17: faster, 2.40x (2.30x to 2.50x)"
+
+        verdict(run, Finalist(17, accepted(), Interval(2.4, 0.026, 270.0, 0.95, 3)))
+        clock.wait()
+        recorder.on_progress(Progress("racing", 46, 100, 8.0))
+        vague = "trial 17: no difference, 2.40x (3 processes differ too much for bounds)"
+        assert waiting_of(run)["verdicts"][0] == vague
         assert found["finalists"] == "1 of 3 accepted, 1 rejected"
 
 

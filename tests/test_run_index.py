@@ -299,8 +299,11 @@ def test_a_speedup_that_is_not_distinguished_from_one_is_listed_as_that(tmp_path
     ]
     scattered = finalist(made[0].number, accepted(), Race([baseline, bursts]), 1)
     made_run(tmp_path, made, replace(raced_result(made, 2.0), exported=scattered))
-    sure, open_ = sorted((run.doubt for run in RunIndex(tmp_path).runs()), key=len)
-    assert sure == "" and open_.startswith("not distinguished from PyTorch: another process would")
+    sure, open_ = sorted(RunIndex(tmp_path).runs(), key=lambda run: len(run.doubt))
+    words = "not distinguished from PyTorch: "
+    assert sure.doubt == "" and open_.doubt == f"{words}its processes differ too much for bounds"
+    narrow = replace(open_, low=0.9, high=1.5)
+    assert narrow.doubt == f"{words}another process would find 0.900x to 1.50x"
     said = tune("runs", tmp_path, cwd=tmp_path).out
     assert " (1.687x)" in said and " 2.00x" in said
     assert "not distinguished from PyTorch" in " ".join(said.split())

@@ -86,6 +86,8 @@ class Shown:
             return ""
         if self.low is None or self.high is None:
             return "not distinguished from PyTorch"
+        if Interval(1.0, self.low, self.high, 0.95, 2).is_vague:
+            return "not distinguished from PyTorch: its processes differ too much for bounds"
         ends = f"{ratio_words(self.low)} to {ratio_words(self.high)}"
         return f"not distinguished from PyTorch: another process would find {ends}"
 

@@ -197,7 +197,8 @@ def _verdict_words(entry: Finalist) -> str:
         return f"trial {entry.trial}: accepted on every probe, not raced yet"
     speedup, low, high = (ratio_words(value) for value in (i.speedup, i.low, i.high))
     on = f" on {entry.least_on}" if entry.least_on else ""
-    return f"trial {entry.trial}: {entry.verdict}, {speedup} ({low} to {high}){on}"
+    ends = i.bounds(f"{low} to {high}")
+    return f"trial {entry.trial}: {entry.verdict}, {speedup} ({ends}){on}"
 
 
 class _Kept:
