@@ -303,7 +303,7 @@ def test_a_speedup_that_is_not_distinguished_from_one_is_listed_as_that(tmp_path
     words = "not distinguished from PyTorch: "
     assert sure.doubt == "" and open_.doubt == f"{words}its processes differ too much for bounds"
     narrow = replace(open_, low=0.9, high=1.5)
-    assert narrow.doubt == f"{words}another process would find 0.900x to 1.50x"
+    assert narrow.doubt == f"{words}another process would find 0.900x to 1.500x"
     said = tune("runs", tmp_path, cwd=tmp_path).out
     assert " (1.687x)" in said and " 2.00x" in said
     assert "not distinguished from PyTorch" in " ".join(said.split())
