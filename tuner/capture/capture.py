@@ -53,9 +53,14 @@ def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
     sizes = {size for t in graph.given for size in t.shape}
     sizes |= {size for node in graph.nodes for size in node.shape}
     other = another_batch(graph.batch, sizes, numbers_of_columns(graph))
+    return _at_another(problem, graph.mode, (graph.batch, other))
+
+
+def _at_another(problem: Problem, mode: TuneMode, batches: tuple[int, int]) -> Graph | None:
+    """Record it at the second of two batches, with the rows between which both hold, if any."""
     try:
-        found = capture(problem, mode=graph.mode, batch=other)
-        rows = rows_tried(problem, graph.mode, (graph.batch, other))
+        found = capture(problem, mode=mode, batch=batches[1])
+        rows = rows_tried(problem, mode, batches)
     except CaptureError:
         return None
     return None if rows is None else replace(found, fewest_rows=rows[0], most_rows=rows[1])
@@ -76,17 +81,13 @@ def in_eval_mode(
     is_alike &= in_eval.containers in ((), first.containers)  # the text holds those of training
     if not is_alike or in_eval.buffer_updates or first.batch is None or second.batch is None:
         return None
-    try:
-        other = capture(problem, mode="eval", batch=second.batch)
-        rows = rows_tried(problem, "eval", (first.batch, second.batch))
-    except CaptureError:
+    other = _at_another(problem, "eval", (first.batch, second.batch))
+    if other is None or other.fewest_rows > second.fewest_rows:
         return None
-    if rows is None or rows[0] > second.fewest_rows:
+    most, most_in_eval = second.most_rows, other.most_rows
+    if most_in_eval is not None and (most is None or most > most_in_eval):
         return None
-    fewest, most = second.fewest_rows, second.most_rows
-    if rows[1] is not None and (most is None or most > rows[1]):
-        return None
-    return in_eval, replace(other, fewest_rows=fewest, most_rows=most)
+    return in_eval, other
 
 
 @dataclass(slots=True)

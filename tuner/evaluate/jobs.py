@@ -200,17 +200,19 @@ class _Child:
         has_modes = other is None or graph.key != other.key or bool(fused)
         resized = with_another_batch(problem, graph)
         forwards = [captured_of(problem, g) for g in (graph, resized) if g]
-        if other is not None and has_modes and not fused and graph.is_training and resized:
-            both = in_eval_mode(problem, (graph, resized), other) or (None, None)
-            forwards = [replace(f, in_eval=g) for f, g in zip(forwards, both, strict=True)]
         model = problem.model_without_memory()
         settings = settings_of(model, has_modes)
-        in_eval = settings_of(put_into(model, "eval"), has_modes)
+        both, settings_in_eval = None, {}
+        if other is not None and has_modes and not fused and graph.is_training and resized:
+            both = in_eval_mode(problem, (graph, resized), other)
+        if both is not None:
+            forwards = [replace(f, in_eval=g) for f, g in zip(forwards, both, strict=True)]
+            settings_in_eval = settings_of(put_into(model, "eval"), has_modes)
         return {
             "forwards": [json.loads(to_json(f)) for f in forwards],
             "strided": [graph.arguments[i].name for i in problem.strided()],
             "settings": settings,
-            "settings_in_eval": in_eval,
+            "settings_in_eval": settings_in_eval,
             "has_modes": has_modes,
             "source": str(problem.source),
             "beside": {n: sha256_of(file) for n, file in modules_beside(Path(path)).items()},

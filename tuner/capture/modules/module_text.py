@@ -24,7 +24,7 @@ from tuner.capture.graph.settings import (
 )
 from tuner.capture.modules.known_text import KNOWN_TEXT
 from tuner.capture.modules.parameters_text import parameters_of
-from tuner.capture.modules.rows_text import ROWS_TEXT, asks_few, asks_rows
+from tuner.capture.modules.rows_text import IN_EVAL_NAME, ROWS_TEXT, asks_few, asks_rows
 from tuner.capture.modules.usual_text import BESIDE_TEXT, USUAL_TEXT
 from tuner.capture.nests.index_space import SAME_ORDER
 from tuner.capture.nests.nest import Output
@@ -33,7 +33,7 @@ from tuner.capture.nests.scalars import numbers_of
 from tuner.capture.tasks.stages import Stages
 
 __all__ = [
-    "FROM_AND_TO_TEXT", "IN_EVAL_NAME", "argument_of", "asks_rows_of", "call_arguments",
+    "FROM_AND_TO_TEXT", "argument_of", "asks_rows_of", "call_arguments",
     "call_result", "given_in_step", "given_of", "has_batch", "made_whole", "model_new",
     "other_mode_text", "result_of", "results_of", "rows_of", "spread_by", "state_text",
     "updated_by", "usual_text", "view_of",
@@ -330,8 +330,6 @@ def other_mode_text(is_training: bool, names: str, takes_other: str = "Model.for
     condition = "not self.training" if is_training else "self.training"
     return f"        if {condition}:\n            return {takes_other}(self, {names})\n"
 
-
-IN_EVAL_NAME = "call_in_eval"  # what takes calls in eval mode where they have kernels
 
 # How a ModelNew is made of another module, and one of it: in every kind of module's text.
 FROM_AND_TO_TEXT = """\

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from tuner.by_batch import Way
 
 __all__ = [
+    "IN_EVAL_NAME",
     "ROWS_NAME",
     "ROWS_TEXT",
     "asks_few",
@@ -25,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 ROWS_NAME = "_FUSED_ROWS"  # of that line
+IN_EVAL_NAME = "call_in_eval"  # what takes calls in eval mode where these have kernels too
 
 
 def asks_few(names: Sequence[str], batched: str) -> str:
@@ -68,7 +70,9 @@ def ways_in(model_new: str) -> tuple[Way, ...]:
     is_matched = _has_line("    _OPERATOR = ", model_new)
     has_steps = is_matched or not is_generated or _has_line("_TAKES_STEPS = True", model_new)
     ways: tuple[Way, ...] = ("call", "step") if has_steps else ("call",)
-    has_eval = _has_line("def call_in_eval(", model_new) if is_generated else '"eval"' in model_new
+    has_eval = (
+        _has_line(f"def {IN_EVAL_NAME}(", model_new) if is_generated else '"eval"' in model_new
+    )
     return (*ways, "eval") if has_eval else ways
 
 

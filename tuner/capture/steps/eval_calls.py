@@ -6,12 +6,8 @@ from collections.abc import Mapping
 
 from tuner.capture.graph.graph import Graph
 from tuner.capture.graph.settings import literal_of
-from tuner.capture.modules.module_text import (
-    IN_EVAL_NAME,
-    call_arguments,
-    call_result,
-    has_batch,
-)
+from tuner.capture.modules.module_text import call_arguments, call_result, has_batch
+from tuner.capture.modules.rows_text import IN_EVAL_NAME
 from tuner.capture.nests.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.nests.picking import picking_inputs
 from tuner.capture.steps.step_plans import cut
