@@ -238,6 +238,14 @@ def test_an_argument_that_hides_a_function_of_the_file_is_refused(taken, tmp_pat
         derive_operator(path, match="none")
 
 
+def test_a_module_whose_train_raises_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "raising.py"
+    raising = "super().train(mode) if mode else [][0]"
+    path.write_text(OWN_TRAIN.replace("super().train(mode)", raising))
+    with pytest.raises(InputError, match=r"raising\.py:18: Model\.train.*IndexError"):
+        derive_operator(path, match="none")
+
+
 def test_it_is_said_where_eval_mode_stays_the_references(tmp_path):
     path = tmp_path / "counting.py"
     path.write_text(TEXT.format(

@@ -151,7 +151,8 @@ def fake_module(
         require_plain(problem, model, given)
         if mode == "as_given":
             _require_one_mode(problem, model)
-        put_into(model, mode)
+        with explained(problem, "Model.train"):
+            put_into(model, mode)
         names = _argument_names(problem, model, given)
         values = tuple(
             fake.from_tensor(x, static_shapes=True)
