@@ -14,8 +14,8 @@ KINDS = {
     (is_transposed, dims): getattr(torch.nn, f"Conv{'Transpose' * is_transposed}{dims}d")
     for is_transposed, dims in itertools.product((False, True), (1, 2, 3))
 }
-# Stride, padding, output_padding, dilation. With a stride of 4 and a dilation of 2 nothing goes into
-# every other pixel.
+# Stride, padding, output_padding, dilation. With a stride of 4 and a dilation of 2 nothing goes
+# into every other pixel.
 SHAPES = [(1, 0, 0, 1), (2, 1, 1, 1), (4, 2, 3, 2), (2, 0, 1, 2), (1, 2, 0, 1)]
 
 
