@@ -200,7 +200,7 @@ search: {trails: 3}
         "x.yaml:7: constraints[0].expr: expression 'a <': invalid syntax\n"
         "x.yaml:8: constraints[1].why: missing\n"
         "x.yaml:9: search.trails: unknown key 'trails'\n"
-        "  known: sampler, trials, timeout, seed, in_flight, warm_start, stop\n"
+        "  known: sampler, trials, timeout, seed, in_flight, warm_start, first, stop\n"
         "  hint: did you mean 'trials'?"
     )
 

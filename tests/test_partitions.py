@@ -219,7 +219,7 @@ def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(m
 
 def test_a_search_starts_from_the_defaults_also_where_no_list_of_all_is_held(mixed, monkeypatch):
     monkeypatch.setattr("tuner.space.search_space.MAX_LISTED", 1000)
-    monkeypatch.setattr("tuner.planning.planning.MAX_LOOKED_AT", 10)
+    monkeypatch.setattr("tuner.planning.starting.MAX_LOOKED_AT", 10)
     planned = plan(load_config(mixed, {"device": "cuda"}), may_assume=True)
     assert not planned.space.is_listed
     for params in planned.defaults:

@@ -498,7 +498,7 @@ device: cpu
 space:
   template: [cpu]
   stats: [two_pass, per_thread]
-search: {trials: 2, seed: 3}
+search: {trials: 2, seed: 3, first: [{stats: per_thread}]}
 measure: {screen: 5ms, finalists: 20ms, num_finalists: 1, num_processes: 2}
 """
 
@@ -538,6 +538,7 @@ def test_a_notebook_tunes_layer_norm_and_gets_a_run_with_its_result(tmp_path, ca
     assert result.exported.check.is_accepted, result.exported.check.reason
     assert result.exported.interval is not None and result.exported.interval.speedup > 0
     assert run.trials()[result.winner].template == "cpu"
+    assert [trial.params["stats"] for trial in run.trials()] == ["per_thread", "two_pass"]
     printed = capfd.readouterr()
     assert not printed.out and not printed.err  # the API prints nothing
 

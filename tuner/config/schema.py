@@ -61,6 +61,13 @@ def _in_flight(value: object) -> int | None:
     raise ValueError(f"expected auto or a whole number from 1 to 1024, got {shown(value)}")
 
 
+def _params(value: object) -> dict[str, Any]:
+    one_value = (bool, int, float, str)
+    if isinstance(value, dict) and all(isinstance(each, one_value) for each in value.values()):
+        return value
+    raise ValueError(f"expected parameters, each with one value, got {shown(value)}")
+
+
 def _expression(value: object) -> Expression:
     if isinstance(value, Expression):
         return value
@@ -129,7 +136,8 @@ class StopSection(Section):
 class SearchSection(Section):
     """How to search, and for how long; `in_flight` None means that the machine decides.
 
-    `warm_start` are runs and recordings to start from, paths as for the problem's.
+    `warm_start` are runs and recordings to start from, paths as for the problem's; `first` are
+    configurations to try before any other, by some of their parameters.
     """
 
     sampler: Annotated[str, BeforeValidator(_sampler)] = "surrogate"
@@ -140,6 +148,7 @@ class SearchSection(Section):
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
     in_flight: Annotated[int | None, BeforeValidator(_in_flight)] = None
     warm_start: tuple[Path, ...] = ()
+    first: tuple[Annotated[dict[str, Any], BeforeValidator(_params)], ...] = ()
     stop: StopSection | None = None
 
 

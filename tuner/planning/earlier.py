@@ -55,6 +55,19 @@ class Earlier:
         """Those of the same tasks in the same sizes, on such a device."""
         return tuple(s for s in self.first if s.is_same)
 
+    def ahead_of(self, planned: Planned, *, is_known: bool) -> list[Suggestion]:
+        """Return what is tried before templates' defaults: what the config names, then these.
+
+        `is_known`: of these only what is the same, since nothing else is searched.
+        """
+        named = [
+            Suggestion(params, f"search.first[{place}] of the config", False)
+            for place, params in planned.start.named.items()
+        ]
+        known = [suggestion.params for suggestion in named]
+        more = self.same if is_known else self.first
+        return [*named, *(each for each in more if each.params not in known)]
+
 
 def earlier_of(planned: Planned, versions: str, runs_dir: Path) -> Earlier:
     """Return what the runs of a folder tell a search.
@@ -72,7 +85,9 @@ def earlier_of(planned: Planned, versions: str, runs_dir: Path) -> Earlier:
 def starts_of(planned: Planned, earlier: Earlier) -> list[Params]:
     """Return what a search starts from: all that it tries, where a quick one has earlier runs."""
     same = [found.params for found in earlier.same] if planned.config.effort == "quick" else []
-    return same or list(planned.defaults)
+    if not same:
+        return planned.start.all
+    return [*planned.start.named.values(), *same]
 
 
 def warm_starts(config: RunConfig, family: Family) -> list[Source]:

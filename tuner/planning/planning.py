@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from tuner.capture.graph.graph import GRAPH_FILE, Graph
 from tuner.capture.modules.rows_text import ways_in
 from tuner.capture.outline import Outline, outline_of
@@ -43,6 +41,7 @@ from tuner.machine.device import Device
 from tuner.machine.host import modules_folder
 from tuner.machine.platforms import is_gpu
 from tuner.machine.turns import ALL, LITTLE
+from tuner.planning.starting import Start, started_from
 from tuner.problem.reference import ROWS
 from tuner.search.samplers import SAMPLERS
 from tuner.space.constraints import Constraint
@@ -62,7 +61,6 @@ __all__ = [
     "require_overrides",
 ]
 
-MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
 
 FASTEST_ARITHMETIC = "fp16"  # that any kernel may use where `op.yaml` says nothing of it
@@ -84,13 +82,18 @@ class Planned:
     facts: Mapping[str, Value]
     environment: Mapping[str, str]
     space: SearchSpace
-    defaults: Sequence[Params]  # per template the feasible configuration nearest to its defaults
+    start: Start  # what is tried first
     reference: Path
     screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
     warnings: Sequence[str] = ()  # what is likely not meant, and stops nothing
     outline: Outline | None = None  # of an operator that was derived from a module
     num_rows: int | None = None  # of the problem's inputs
     constraints: Sequence[Constraint] = ()  # that the space obeys
+
+    @property
+    def defaults(self) -> Sequence[Params]:
+        """For each template the feasible configuration nearest to its defaults."""
+        return self.start.defaults
 
     @property
     def is_small(self) -> bool:
@@ -137,8 +140,9 @@ class Planned:
             )
         except InputError:
             return self
-        defaults = _nearest_defaults(space, self.family, known)
-        return replace(self, facts=known, space=space, defaults=defaults)
+        how = (space, self.family, {**known, **self.sizes}, self.constraints)
+        start, _ = started_from(self.config, *how)
+        return replace(self, facts=known, space=space, start=start)
 
     @property
     def takes_steps(self) -> bool:
@@ -227,10 +231,11 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     lists = {p: [head.values for name, head in heads if name == p] for p in used}
     values_were = {(p, was): now for p, head in heads for was, now in head.values_were.items()}
     warnings = unknown_values(config, lists, values_were)
-    defaults = _nearest_defaults(space, family, facts)
+    start, impossible = started_from(config, space, family, {**facts, **sizes}, constraints)
+    warnings += impossible
     # What we have written ourselves is as it says; to look takes half a second.
     if not family.model_file.is_relative_to(modules_folder()):
-        warnings += _checked_texts(defaults, family, facts)
+        warnings += _checked_texts(start.defaults, family, facts)
         own = [
             n for n in names if (family.templates[n].language == "cpp") is (device.kind == "cpu")
         ]
@@ -239,7 +244,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
             f"no configuration of template {n!r} is feasible; a search has none" for n in empty
         ]
     return Planned(
-        config, family, device, is_assumed, sizes, facts, machine, space, defaults, reference,
+        config, family, device, is_assumed, sizes, facts, machine, space, start, reference,
         screening, warnings, _outline(config, family), num_rows, constraints,
     )  # fmt: skip
 
@@ -312,41 +317,6 @@ def _checked_texts(
     if errors:
         raise TemplateError("\n".join(errors))
     return warnings
-
-
-def _nearest_defaults(
-    space: SearchSpace, family: Family, facts: Mapping[str, Value]
-) -> list[Params]:
-    """Return, for each template with a feasible configuration, that nearest to its defaults.
-
-    A search starts from them: their authors chose them, and every template gets its turn.
-    """
-    (column,) = (i for i, p in enumerate(space.parameters) if p.name == "template")
-    nearest: dict[int, Params] = {}
-    far: dict[int, Params] = {}  # defaults that are not feasible
-    for name in space.count_by("template"):
-        place = space.parameters[column].values.index(name)
-        defaults = family.templates[str(name)].filled({}, facts)
-        found = space.complete({**defaults, "template": name})
-        if found is None:
-            far[place] = defaults
-        else:
-            nearest[place] = found
-    if far:
-        looked_at = None
-        if not space.is_listed:
-            looked_at = space.sample(MAX_LOOKED_AT, np.random.default_rng(0))
-        rows = space.rows(looked_at)
-        for place, defaults in far.items():
-            own = rows[rows[:, column] == place]
-            distances = np.zeros(len(own), dtype=np.int64)
-            for parameter, value_indices in zip(space.parameters, own.T, strict=True):
-                wanted = [defaults.get(parameter.name, value) for value in parameter.values]
-                differs = [a != b for a, b in zip(wanted, parameter.values, strict=True)]
-                distances += np.array([*differs, False])[value_indices]  # the last: absent
-            if len(own):
-                nearest[place] = space.params_of(own[int(distances.argmin())])
-    return [nearest[place] for place in sorted(nearest)]
 
 
 def _template_names(config: RunConfig, family: Family) -> list[str]:

@@ -371,8 +371,8 @@ class Session:
             self.observer.on_remaining(remaining.improvement, remaining.within)
 
     def _first_trials(self) -> list[Params]:
-        """Return what to try before the sampler is asked, and say what is of earlier runs."""
-        suggested = self._earlier.same if self._is_known else self._earlier.first
+        """Return what to try before the sampler is asked, and say whose it is."""
+        suggested = self._earlier.ahead_of(self.planned, is_known=self._is_known)
         if not self.trials:
             for number, suggestion in enumerate(suggested):
                 self.observer.on_stage(f"trial {number}: {suggestion.words}")
