@@ -59,6 +59,20 @@ def test_answers_are_pytorchs(monkeypatch, is_transposed, dims, shape, has_bias,
         assert_same(answers(convolution, x), expected)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("dims", "shape"), [*itertools.product((1, 2, 3), SHAPES)])
+def test_a_weight_that_is_not_finite_reaches_its_own_pixels_alone(dims, shape, value):
+    """Zeros that stand for pixels beside the small tensor would be NaN, times such a weight."""
+    convolution, x = convolution_of(True, dims, shape)
+    with torch.no_grad():
+        convolution.weight.view(3, 4, -1)[1, 2, 1] = value
+        expected = convolution(x)
+        with by_products("cpu"):
+            found = convolution(x)
+    assert not expected.isfinite().all() and expected.isfinite().any()
+    assert torch.allclose(found, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # PyTorch's own jvp
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_functional_transforms_pass(is_transposed):

@@ -100,6 +100,9 @@ class Geometry:
         import torch
 
         big = small.new_zeros(small.shape[0], weight.shape[1], *size)
+        if not bool(weight.isfinite().all()):  # times zeros beside the small tensor it is NaN
+            self._add_by_places(big, small, weight)
+            return big
         each = map(_phases, small.shape[2:], *self._numbers, weight.shape[2:], size)
         for phases in itertools.product(*each):
             around = [n for phase in reversed(phases) for n in phase.around]
@@ -111,6 +114,25 @@ class Geometry:
             made = geometry.gathered(padded, filters, [phase.size for phase in phases])
             big[(..., *(phase.pixels for phase in phases))] = made
         return big
+
+    def _add_by_places(self, big: torch.Tensor, small: torch.Tensor, weight: torch.Tensor) -> None:
+        """Add to a big tensor what each place of the filter makes, of pixels that there are."""
+        import torch
+
+        for place in itertools.product(*map(range, weight.shape[2:])):
+            taken, given = [], []
+            for n, b, s, p, d, k in zip(
+                small.shape[2:], big.shape[2:], *self._numbers, place, strict=True
+            ):
+                first = max(0, -((k * d - p) // s))
+                end = max(first, min(n, (b - 1 + p - k * d) // s + 1))
+                taken.append(slice(first, end))
+                at = first * s + k * d - p
+                given.append(slice(at, at + (end - first) * s, s))
+            some = small[(..., *taken)]
+            if some.numel():
+                made = torch.matmul(weight[(..., *place)].t(), some.flatten(2))
+                big[(..., *given)] += made.unflatten(2, some.shape[2:])
 
     @property
     def _numbers(self) -> tuple[tuple[int, ...], ...]:
