@@ -256,6 +256,22 @@ def test_calls_of_many_threads_keep_their_own_tensors(text):
     assert text.num_calls == 1
 
 
+def test_one_thread_at_a_time_watches_a_call(text):
+    """PyTorch 2.11 fails where two threads are the first to dispatch an operation to Python."""
+    _, other = drawn(0)
+    by_thread = []
+
+    def call_in_another_thread(out) -> None:
+        text.also = None
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(check, text, torch.randn(40), torch.cat([other, other])[1:42]).result()
+        by_thread.append((text.num_calls, len(text.work.replays)))
+
+    text.also = call_in_another_thread
+    check(text, *drawn(0))
+    assert by_thread == [(2, 0)] and len(text.work.replays) == 1
+
+
 def test_calls_inside_of_a_watched_one_are_its_own(text):
     inner = text.work
     outer = text.replayed(lambda *arguments: inner(*arguments))

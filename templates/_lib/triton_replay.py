@@ -7,6 +7,7 @@
 # launch takes the host ten times as long.
 
 import contextlib
+import threading
 from functools import update_wrapper
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +22,10 @@ REPLAY_ROOM_BYTES = 256  # what lies in one block begins at multiples of these
 REPLAY_MAKING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros"}
 REPLAY_FLOATS = {"fp32": "f", "fp64": "d"}  # of kernels' numbers, for `struct`; others are whole
 REPLAY_PLAIN = (int, float, bool, type(None))
+# One thread at a time watches a call, of all files like this one in a process: PyTorch up to 2.11
+# fails where two threads are the first to dispatch an operation to Python ("expected !=
+# self_interpreter").
+REPLAY_WATCHING = vars(triton).setdefault("_watching_a_call", threading.Lock())
 
 
 class NotReplayed(Exception):
@@ -306,8 +311,13 @@ class replayed:
         return self.watched(form, arguments)
 
     def watched(self, form, arguments):
-        with LaunchRecorder() as recorder:
-            result = self.function(*arguments)
+        if not REPLAY_WATCHING.acquire(blocking=False):  # a later call of this form will do
+            return self.function(*arguments)
+        try:
+            with LaunchRecorder() as recorder:
+                result = self.function(*arguments)
+        finally:
+            REPLAY_WATCHING.release()
         replay = None
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         with contextlib.suppress(NotReplayed, OSError):
