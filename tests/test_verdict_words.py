@@ -270,7 +270,34 @@ def lacking(forward):
 """
 
 
-@pytest.mark.parametrize("who", ["contender", "judge"])
+# So does a process that is started in place of the judge, for as long as that tuner has it.
+LACKS_ANEW = """
+
+def started(init):
+    def start(self, *args):
+        if calls_of_judges.exists() and __import__("os").path.exists({full!r}):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.")
+        init(self, *args)
+
+    return start
+
+
+def remembered(forward):
+    def remember(self, x):
+        try:
+            return forward(self, x)
+        except torch.OutOfMemoryError:
+            calls_of_judges.touch()
+            raise
+
+    return remember
+
+calls_of_judges = __import__("pathlib").Path({full!r} + ".short")
+Model.__init__, Model.forward = started(Model.__init__), remembered(Model.forward)
+"""
+
+
+@pytest.mark.parametrize("who", ["contender", "judge", "fresh judge"])
 def test_what_finds_no_memory_beside_another_tuner_is_asked_when_that_has_none(
     task, tmp_path, who
 ):
@@ -282,6 +309,7 @@ def test_what_finds_no_memory_beside_another_tuner_is_asked_when_that_has_none(
     name, first = ("ModelNew", 20) if who == "contender" else ("Model", 100)
     with (contender if who == "contender" else Path(task.reference)).open("a") as file:
         file.write(LACKS.format(name=name, first=first, full=str(full)))
+        file.write(LACKS_ANEW.format(full=str(full)) if who == "fresh judge" else "")
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
         Verifier(task, seed=3) as verifier,

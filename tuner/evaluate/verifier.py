@@ -315,7 +315,13 @@ class Verifier:
                 pairs = self._first_alone(pairs)
             with self._turns.memory(share):
                 if least:
-                    can_start = start_anew(pairs[0])
+                    try:
+                        can_start = start_anew(pairs[0])
+                    except TunerError as error:
+                        if share == ALL or not (self._turns.are_taken and is_of_memory(error)):
+                            raise
+                        least = more_than(share)
+                        continue
                 elif share == ALL:
                     pairs[0].free()
                 is_strict = self._turns.are_taken and can_start and not is_rough
