@@ -100,11 +100,12 @@ class ModelNew(nn.Module):
 
     def _pays(self, x):
         # Kernels for a GPU apply the map to what is in registers: at any number of rows, of which
-        # those that were measured to be slower never come here. Else it is folded into the weight
-        # by small kernels, which takes a sweep over the weight and saves two over the output.
+        # those that were measured to be slower never come here, but one: PyTorch multiplies a
+        # single row in float32 where it may take TF32. Else it is folded into the weight by small
+        # kernels, which takes a sweep over the weight and saves two over the output.
         num_rows, kind = x.shape[0], x.device.type
         if fused_eval is not None and kind == fused_device == "cuda":
-            return num_rows > 0
+            return num_rows > 1
         return num_rows >= self.gemm.in_features and num_rows * self.gemm.out_features >= 2**20
 
     def _mapped(self, x):
