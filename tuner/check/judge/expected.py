@@ -202,7 +202,8 @@ class _Reference:
         is_repeated = not probe.wants_same_bits or repeats(baseline, oracle)
         baseline.clear()
         for way, around, again in ways:
-            # cuDNN's float64 took a second for each, whose error is known by the first answer.
+            # Convolutions in float64 by products: cuDNN, whose error the first answer has shown,
+            # takes up to a second for each.
             with math_mode(self.accuracy), exact_convolutions(), around:
                 _, moved = played(problem, again, way, own.tensors, probe, is_laid=True)
             moved = {name: tensor for name, tensor in moved.items() if name in errors}
