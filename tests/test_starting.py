@@ -43,6 +43,14 @@ def test_what_is_named_is_tried_before_the_defaults():
     assert started("stats: two_pass")[0].all[1:] == []  # a default that is named is tried once
 
 
+def test_what_a_report_prints_is_a_configuration():
+    text = CONFIG + "  - template=cpu stats=two_pass split=8 piece=4096 stream_output=False\n"
+    (first,) = parse_config(text, Path("x.yaml")).search.first
+    assert first == {
+        "template": "cpu", "stats": "two_pass", "split": 8, "piece": 4096, "stream_output": False,
+    }  # fmt: skip
+
+
 def test_a_misspelt_name_is_refused_in_its_line():
     with pytest.raises(ConfigError) as refused:
         started("stats: per_thread", "peace: 1024", "piece: 1024, spit: 8")
@@ -75,6 +83,8 @@ def test_what_cannot_be_here_is_left_out_with_the_reason(first, why):
     ("value", "message"),
     [
         ("per_thread", "search.first"),
+        ("[stats=per_thread splits]", "search.first[0]: expected parameters, each with one value"),
+        ("['stats={']", "search.first[0]: expected parameters, each with one value"),
         ("[{stats: [per_thread]}]", "search.first[0]: expected parameters, each with one value"),
     ],
 )

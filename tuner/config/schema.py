@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -62,10 +64,18 @@ def _in_flight(value: object) -> int | None:
 
 
 def _params(value: object) -> dict[str, Any]:
+    named = value
+    if isinstance(value, str):  # as reports and tables print it
+        with suppress(ValueError, yaml.YAMLError):
+            texts = dict(word.split("=", 1) for word in value.split())
+            named = {name: yaml.safe_load(text) for name, text in texts.items()}
     one_value = (bool, int, float, str)
-    if isinstance(value, dict) and all(isinstance(each, one_value) for each in value.values()):
-        return value
-    raise ValueError(f"expected parameters, each with one value, got {shown(value)}")
+    if isinstance(named, dict) and all(isinstance(each, one_value) for each in named.values()):
+        return named
+    raise ValueError(
+        "expected parameters, each with one value, as {block_m: 64} or as 'block_m=64', "
+        f"got {shown(value)}"
+    )
 
 
 def _expression(value: object) -> Expression:
