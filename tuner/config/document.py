@@ -20,7 +20,7 @@ from tuner.errors import ConfigError, did_you_mean
 
 __all__ = [
     "Document", "Places", "keys_of", "read_document", "require_keys", "shown", "validated",
-    "with_known",
+    "value_of", "with_known",
 ]  # fmt: skip
 
 MAX_NODES = 200_000  # of YAML; read in a second or two
@@ -323,6 +323,18 @@ def _model_at(model: type[BaseModel], place: Sequence[str | int]) -> type[BaseMo
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 model = kind
     return model
+
+
+def value_of(text: str) -> Any:
+    """Return what a text is as a value of YAML.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
 
 
 def shown(value: object) -> str:

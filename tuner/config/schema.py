@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,7 +20,7 @@ from pydantic import (
     StrictStr,
 )
 
-from tuner.config.document import shown
+from tuner.config.document import shown, value_of
 from tuner.config.quantities import (
     parse_accuracy,
     parse_device,
@@ -66,9 +65,9 @@ def _in_flight(value: object) -> int | None:
 def _params(value: object) -> dict[str, Any]:
     named = value
     if isinstance(value, str):  # as reports and tables print it
-        with suppress(ValueError, yaml.YAMLError):
+        with suppress(ValueError):
             texts = dict(word.split("=", 1) for word in value.split())
-            named = {name: yaml.safe_load(text) for name, text in texts.items()}
+            named = {name: value_of(text) for name, text in texts.items()}
     one_value = (bool, int, float, str)
     if isinstance(named, dict) and all(isinstance(each, one_value) for each in named.values()):
         return named
