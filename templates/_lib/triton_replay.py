@@ -313,11 +313,10 @@ class replayed:
     def watched(self, form, arguments):
         if not REPLAY_WATCHING.acquire(blocking=False):  # a later call of this form will do
             return self.function(*arguments)
-        try:
-            with LaunchRecorder() as recorder:
-                result = self.function(*arguments)
-        finally:
-            REPLAY_WATCHING.release()
+        with contextlib.ExitStack() as stack:
+            stack.callback(REPLAY_WATCHING.release)
+            recorder = stack.enter_context(LaunchRecorder())
+            result = self.function(*arguments)
         replay = None
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         with contextlib.suppress(NotReplayed, OSError):
