@@ -8,8 +8,8 @@ tune: install
 	$(BIN)/tune --config search_spaces/quickstart.yaml
 
 # The longest tests with some of their cases; tests/brief.txt says which. Tests wait for processes of
-# their own: three workers leave two cores idle for a fifth of the time or more, four for less.
-# Three workers on two cores: four took 616 s (959 of the processor) where three took 554 (835).
+# their own, so two cores have three workers. Four leave them idle for less, but took 616 s, 959 of the
+# processor, where three took 554 and 835, one behind the other (2026-12-03).
 test: install
 	$(BIN)/python -m pytest --brief -n 3 --dist loadfile --no-loadscope-reorder
 
