@@ -20,6 +20,7 @@ __all__ = [
     "JudgeEnded",
     "is_of_memory",
     "lacks_memory",
+    "may_find_more",
     "require_memory",
     "waits_for_memory",
     "with_memory",
@@ -230,6 +231,11 @@ def is_of_memory(error: TunerError) -> bool:
     return is_alive and says_no_memory(f"{error} {error.__cause__}")
 
 
+def may_find_more(turns: Turns, share: float, error: TunerError) -> bool:
+    """Whether memory ran out beside a share of it, and other tuners may leave more."""
+    return share != ALL and turns.are_taken and is_of_memory(error)
+
+
 def with_memory(turns: Turns, run: Callable[[], T], share: float = SOME) -> T:
     """Return what `run` does; where memory runs out beside other tuners, when these leave more.
 
@@ -240,7 +246,7 @@ def with_memory(turns: Turns, run: Callable[[], T], share: float = SOME) -> T:
             with turns.memory(share):
                 return run()
         except TunerError as error:
-            if share == ALL or not (turns.are_taken and is_of_memory(error)):
+            if not may_find_more(turns, share, error):
                 raise
         share = more_than(share)
 

@@ -27,7 +27,13 @@ from tuner.check.probes.probes import thorough_probes
 from tuner.check.probes.traits import Traits
 from tuner.errors import TunerError
 from tuner.evaluate.again import RACES, Query, Taken, in_order, parted, unjudged
-from tuner.evaluate.asking import Fewer, is_of_memory, lacks_memory, with_memory
+from tuner.evaluate.asking import (
+    Fewer,
+    is_of_memory,
+    lacks_memory,
+    may_find_more,
+    with_memory,
+)
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
@@ -318,7 +324,7 @@ class Verifier:
                     try:
                         can_start = start_anew(pairs[0])
                     except TunerError as error:
-                        if share == ALL or not (self._turns.are_taken and is_of_memory(error)):
+                        if not may_find_more(self._turns, share, error):
                             raise
                         least = more_than(share)
                         continue

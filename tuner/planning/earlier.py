@@ -149,7 +149,7 @@ class _Match:
             if planned.outline is None
             else planned.outline.tasks
         )  # fmt: skip
-        self._values = {p.name: p.values for p in self._space.parameters}
+        self._values = self._space.values
         self._defaults = {params["template"]: params for params in planned.defaults}
         # Of what can run here: a GPU's search has the parameters of C++ as well.
         self._varied = {

@@ -57,7 +57,7 @@ def started_from(
         ConfigError: `search.first` names a parameter that the space does not have.
     """
     start = Start({}, _nearest_defaults(space, family, facts))
-    values = {parameter.name: parameter.values for parameter in space.parameters}
+    values = space.values
     problems: list[str] = []
     impossible: list[str] = []
     named: dict[int, Params] = {}
@@ -91,7 +91,7 @@ def _completed(
     asked: Params,
 ) -> tuple[Params | None, str]:
     """Return the feasible configuration that is asked for, beside defaults; or why none is."""
-    values = {parameter.name: parameter.values for parameter in space.parameters}
+    values = space.values
     for name, value in asked.items():
         if value not in values.get(name, (value,)):
             return None, f"the space has {name} = {', '.join(map(str, values[name]))}, not {value}"

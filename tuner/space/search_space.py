@@ -109,6 +109,11 @@ class SearchSpace:
         """Whether `rows()` may be asked for all configurations at once."""
         return isinstance(self._set, Listed)
 
+    @property
+    def values(self) -> dict[str, tuple[Value, ...]]:
+        """The values of each parameter, by its name."""
+        return {parameter.name: parameter.values for parameter in self.parameters}
+
     # ---- many at once: value indices and config ids -----------------------------------------
 
     def rows(self, config_ids: NDArray[np.integer] | None = None) -> ValueIndices:

@@ -193,18 +193,20 @@ class _Reference:
 
         `ways` are PyTorch's others to the answer, each with a module of its own.
         """
+        import torch
+
         problem, probe, baseline = self.problem, own.probe, own.baseline
         unjudged = self._unjudged(own, oracle)
         errors = errors_of(baseline, oracle, unjudged, self.accuracy)
         errors = _beside_something(problem, probe, errors, own.values, self.known)
         _require_stable(problem, probe, errors)
         dtypes = {name: t.dtype for name, t in baseline.items()}
+        is_wide = torch.float64 in dtypes.values()
         is_repeated = not probe.wants_same_bits or repeats(baseline, oracle)
         baseline.clear()
         for way, around, again in ways:
-            # Convolutions in float64 by products: cuDNN, whose error the first answer has shown,
-            # takes up to a second for each.
-            with math_mode(self.accuracy), exact_convolutions(), around:
+            # cuDNN, whose error is known by now, takes up to a second for one in float64.
+            with math_mode(self.accuracy), exact_convolutions(is_wide), around:
                 _, moved = played(problem, again, way, own.tensors, probe, is_laid=True)
             moved = {name: tensor for name, tensor in moved.items() if name in errors}
             for name, error in errors_of(moved, oracle, unjudged, self.accuracy).items():
