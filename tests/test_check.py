@@ -26,6 +26,7 @@ from tuner.check.calls import threads
 from tuner.check.calls.crossing import Answer, Question, Report, Script, pack, unpack
 from tuner.check.calls.exercise import checksum_of
 from tuner.check.calls.layouts import laid_out
+from tuner.check.calls.parts import copied
 from tuner.check.judge.compare import compare, limits_of
 from tuner.check.judge.expected import expected
 from tuner.check.judge.refusals import tamer
@@ -1398,3 +1399,13 @@ def get_init_inputs():
     with pytest.raises(ProblemError, match=said) as caught:
         expected(found, probe, FLOAT32)
     assert next_step in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_copy_in_float64_has_weights_of_its_own(dtype):
+    model = torch.nn.Linear(3, 2).to(dtype)
+    wide = copied(model, is_wide=True)
+    before = wide.weight.clone()
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    assert wide.weight.dtype == torch.float64 and torch.equal(wide.weight, before)

@@ -46,7 +46,8 @@ def copied(model: torch.nn.Module, *, is_wide: bool = False) -> torch.nn.Module:
     made: dict[int, Any] = {}
     for weight in model.parameters() if is_wide else ():
         if type(weight) is torch.nn.Parameter and weight.is_floating_point():
-            made[id(weight)] = torch.nn.Parameter(weight.detach().double(), weight.requires_grad)
+            wide = weight.detach().to(torch.float64, copy=True)  # also one that is float64
+            made[id(weight)] = torch.nn.Parameter(wide, weight.requires_grad)
     for value in (value for part in model.modules() for value in vars(part).values()):
         if isinstance(value, torch.Tensor) and not value.is_leaf:
             made[id(value)] = value.detach().clone()
