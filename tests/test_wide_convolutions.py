@@ -59,6 +59,19 @@ def test_answers_are_pytorchs(monkeypatch, is_transposed, dims, shape, has_bias,
         assert_same(answers(convolution, x), expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_groups_are_convolved_by_themselves(is_transposed, shape):
+    stride, padding, output_padding, dilation = shape
+    more = {"output_padding": output_padding} if is_transposed else {}
+    kind = KINDS[is_transposed, 2]
+    convolution = kind(6, 9, 3, stride, padding, dilation=dilation, groups=3, **more).double()
+    x = torch.randn(2, 6, 9, 8, dtype=torch.float64, requires_grad=True)
+    expected = answers(convolution, x)
+    with by_products("cpu"):
+        assert_same(answers(convolution, x), expected)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("dims", "shape"), [*itertools.product((1, 2, 3), SHAPES)])
 def test_a_weight_that_is_not_finite_reaches_its_own_pixels_alone(dims, shape, value):
@@ -99,6 +112,8 @@ def test_functional_transforms_pass(is_transposed):
         (torch.nn.Conv2d, {}, (1, 4, 2, 2)),  # smaller than the filter
         (torch.nn.ConvTranspose2d, {"padding": 5}, (1, 4, 2, 2)),
         (torch.nn.ConvTranspose2d, {"output_padding": 2}, (1, 4, 5, 5)),
+        (torch.nn.Conv2d, {"groups": 2}, (1, 6, 9, 9)),
+        (torch.nn.ConvTranspose2d, {"groups": 2}, (1, 6, 9, 9)),
     ],
 )
 def test_pytorch_says_what_is_wrong(kind, more, shape):
@@ -110,14 +125,14 @@ def test_pytorch_says_what_is_wrong(kind, more, shape):
     assert str(found.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_groups_and_float32_are_left_to_pytorch(groups, dtype):
-    convolution = torch.nn.Conv2d(4, 6, 3, groups=groups).to(dtype)
-    x = torch.randn(2, 4, 9, 9, dtype=dtype)
+def test_many_groups_and_float32_are_left_to_pytorch(groups, dtype):
+    convolution = torch.nn.Conv2d(16, 32, 3, groups=groups).to(dtype)
+    x = torch.randn(2, 16, 9, 9, dtype=dtype)
     with by_products("cpu"), torch.profiler.profile(acc_events=True) as seen:
         convolution(x)
-    is_ours = groups == 1 and dtype == torch.float64
+    is_ours = groups <= wide_convolutions.MOST_GROUPS and dtype == torch.float64
     names = {event.key for event in seen.key_averages()}
     assert ("aten::bmm" in names) == is_ours
     assert (

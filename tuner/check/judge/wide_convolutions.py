@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["by_products", "exact_convolutions"]
 
 MOST_ELEMENTS = 2**27  # of a copy and of what it is multiplied to: 1 GiB
+# Each group is products of its own, which are small where there are many, as in depthwise ones.
+MOST_GROUPS = 8
 
 
 @contextlib.contextmanager
@@ -240,7 +242,7 @@ def _is_fitting(device: str, x: torch.Tensor, weight: torch.Tensor, groups: int)
 
     of_batches = x.ndim == weight.ndim and x.numel() > 0 and weight.numel() > 0
     is_wide = x.dtype == weight.dtype == torch.float64
-    return is_wide and x.device.type == device and groups == 1 and of_batches
+    return is_wide and x.device.type == device and 0 < groups <= MOST_GROUPS and of_batches
 
 
 def _convolved(
@@ -257,7 +259,8 @@ def _convolved(
     """Return what `aten.convolution` does; None where PyTorch says what is wrong."""
     dims = x.ndim - 2
     geometry = Geometry(_each(stride, dims), _each(padding, dims), _each(dilation, dims))
-    if x.shape[1] != weight.shape[0 if is_transposed else 1]:
+    num_channels = len(weight) if is_transposed else weight.shape[1] * groups
+    if x.shape[1] != num_channels or len(weight) % groups:
         return None
     if is_transposed:
         more = _each(output_padding, dims)
@@ -266,12 +269,12 @@ def _convolved(
         size = geometry.big_size(x, weight, more)
     else:
         size = geometry.small_size(x, weight)
-    if min(size) < 1 or (bias is not None and bias.numel() != weight.shape[int(is_transposed)]):
+    num_made = weight.shape[1] * groups if is_transposed else len(weight)
+    if min(size) < 1 or (bias is not None and bias.numel() != num_made):
         return None
-    if is_transposed:
-        made = geometry.scattered(x, weight, size)
-    else:
-        made = geometry.gathered(x, weight, size)
+    convolve = geometry.scattered if is_transposed else geometry.gathered
+    tensors = x.chunk(groups, 1), weight.chunk(groups)
+    made = _joined([convolve(*each, size) for each in zip(*tensors, strict=True)], 1)
     return made if bias is None else made.add_(bias.view(-1, *(1,) * dims))
 
 
@@ -292,16 +295,24 @@ def _differentiated(
     dims = x.ndim - 2
     geometry = Geometry(_each(stride, dims), _each(padding, dims), _each(dilation, dims))
     of_input = of_weight = of_bias = None
-    if is_wanted[0] and is_transposed:
-        of_input = geometry.gathered(grad, weight, x.shape[2:])
-    elif is_wanted[0]:
-        of_input = geometry.scattered(grad, weight, x.shape[2:])
+    inputs, weights, grads = x.chunk(groups, 1), weight.chunk(groups), grad.chunk(groups, 1)
+    if is_wanted[0]:
+        convolve = geometry.gathered if is_transposed else geometry.scattered
+        made = [convolve(*each, x.shape[2:]) for each in zip(grads, weights, strict=True)]
+        of_input = _joined(made, 1)
     if is_wanted[1]:
-        small, big = (x, grad) if is_transposed else (grad, x)
-        of_weight = geometry.weighted(small, big, weight)
+        small, big = (inputs, grads) if is_transposed else (grads, inputs)
+        of_weight = _joined([*map(geometry.weighted, small, big, weights)], 0)
     if is_wanted[2]:
         of_bias = grad.sum([0, *range(2, grad.ndim)])
     return of_input, of_weight, of_bias
+
+
+def _joined(made: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return the tensors of groups as one; the only one as it is, since a copy takes gigabytes."""
+    import torch
+
+    return made[0] if len(made) == 1 else torch.cat(made, dim)
 
 
 def _each(numbers: Sequence[int], dims: int) -> tuple[int, ...]:
