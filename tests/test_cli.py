@@ -477,8 +477,10 @@ def test_a_dry_run_counts_renders_one_and_makes_nothing(tmp_path):
     desk = Desk(tmp_path)
     rule = {"expr": "step != 2 or salt == 0", "why": "a rule"}
     space = {"step": [1, 2, 4], "salt": [0, 1]}
-    said = tune(*desk.config("c", space=space, constraints=[rule]), "--dry-run", cwd=tmp_path)
+    config = desk.config("c", space=space, constraints=[rule], search={"first": [{"step": 4}]})
+    said = tune(*config, "--dry-run", cwd=tmp_path)
     assert said.code == 0 and not said.err
+    assert "tried first: template = sweep, step = 4, salt = 0" in said.out
     assert "feasible: 5 of 6 combinations" in said.out and "1 rejected: a rule" in said.out
     assert "one candidate (template = sweep, step = 1, salt = 0)" in said.out
     assert 'extern "C" const char* fused_doubled_values_sweep(' in said.out

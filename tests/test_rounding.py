@@ -150,6 +150,19 @@ def test_what_is_compiled_before_that_is_known_is_what_the_search_starts_from(pl
     assert keys(planned.knowing({GIVEN: False, LAST: False})) < keys(planned)
 
 
+def test_a_named_configuration_that_is_left_out_then_is_said(planned):
+    first = [{"template": name} for name in sorted({*ROUNDED, CHANNELS_LAST})]
+    search = planned.config.search.model_copy(update={"first": first})
+    named = replace(planned, config=planned.config.model_copy(update={"search": search}))
+    assert not named.knowing({GIVEN: True, LAST: True}).warnings
+    known = named.knowing({GIVEN: False})
+    said = known.warnings
+    assert [*known.start.named] == [
+        place for place, asked in enumerate(first) if asked["template"] == CHANNELS_LAST
+    ]
+    assert len(said) == len(ROUNDED) and all("PyTorch does not round" in why for why in said)
+
+
 def test_who_asks_for_such_templates_alone_gets_them(planned):
     own = Constraint(Expression.parse(f"template in {sorted(ROUNDED)!r}"), "the user's own")
     narrow = replace(planned, constraints=[*planned.constraints, own])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tuner.review.summary import Summary
     from tuner.run import Run
     from tuner.session.tuning import Planned
-    from tuner.trial import Check
+    from tuner.trial import Check, Params
     from tuner.verification.recheck import Rechecked
 
 __all__ = [
@@ -111,6 +111,7 @@ def print_plan(
                 "num_feasible_by_template": by_template,
                 "num_rejected_by_reason": rejected,
                 "warnings": list(planned.warnings),
+                "first": [*planned.start.named.values()],
                 "example": {"params": candidate.params, "source": candidate.source},
             }
         )
@@ -136,6 +137,8 @@ def print_plan(
         out.print(f"  {count} rejected: {why}", markup=False)
     if absent := space.num_cartesian - space.num_feasible - sum(space.rejections.values()):
         out.print(f"  {absent} differ in parameters that their template does not have")
+    for params in planned.start.named.values():
+        out.print(f"tried first: {_listed(params)}", markup=False)
     if planned.outline is not None and gain is not None:
         from tuner.review.gain import gain_lines, graph_lines
 
@@ -145,9 +148,12 @@ def print_plan(
         for name, path in sources.items():
             out.print(f"source of {name}, with its defaults: {path}", markup=False)
         return
-    chosen = ", ".join(f"{k} = {v}" for k, v in candidate.params.items())
-    out.print(f"\none candidate ({chosen}):\n", markup=False)
+    out.print(f"\none candidate ({_listed(candidate.params)}):\n", markup=False)
     out.print(candidate.source, markup=False)
+
+
+def _listed(params: Params) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in params.items())
 
 
 def _where(planned: Planned) -> list[str]:

@@ -141,8 +141,9 @@ class Planned:
         except InputError:
             return self
         how = (space, self.family, {**known, **self.sizes}, self.constraints)
-        start, _ = started_from(self.config, *how)
-        return replace(self, facts=known, space=space, start=start)
+        start, impossible = started_from(self.config, *how)
+        warnings = (*self.warnings, *(said for said in impossible if said not in self.warnings))
+        return replace(self, facts=known, space=space, start=start, warnings=warnings)
 
     @property
     def takes_steps(self) -> bool:

@@ -206,7 +206,9 @@ class _Sessions:
         force = self.force or not self.verifies or listed is not None
         module = worth_searching(planned, self.observer, force=force)
         if module is not None and module.gain.facts:
-            planned = planned.knowing(module.gain.facts)
+            before, planned = planned, planned.knowing(module.gain.facts)
+            for said in planned.warnings[len(before.warnings) :]:
+                self.observer.on_stage(f"warning: {said}")
             earlier = self._earlier(planned, toolchain)  # of what is feasible now
         overrides = dict(self.overrides)
         if listed is not None:
