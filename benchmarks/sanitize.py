@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -38,6 +38,7 @@ OPTIONS = {
     "racecheck": ["--racecheck-report", "all"],
 }
 COLUMNS = ("template", "configuration", "tool", "errors", "first message")
+Rows = Iterator[Sequence[str]]
 
 # Small, since a tool slows kernels down by 10 to 1000 times. No tile divides the first; the second
 # has several tiles in each direction and more than one stage of k. A guarded wgmma wants
@@ -153,11 +154,25 @@ def checked(built: Built, op: str, tool: str, options: argparse.Namespace) -> tu
             "device": options.device,
         }
         job.write_text(json.dumps(asked), encoding="utf-8")
-        command = [sys.executable, "-m", "benchmarks.sanitize", "--child", str(job)]
-        if tool != "none":
-            under = [options.sanitizer, "--tool", tool, *OPTIONS.get(tool, []), "--print-limit"]
-            command = [*under, "5", *command]
-        code, text = _run(command, options.timeout, options.environment)
+        return found_by(tool, "benchmarks.sanitize", job, options, options.environment)
+
+
+def found_by(
+    tool: str,
+    module: str,
+    job: Path,
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+) -> tuple[str, str]:
+    """Run `python -m module --child job` under a tool; return how many errors, and the first.
+
+    With "none" as the tool it runs by itself. `options` has the sanitizer and the seconds.
+    """
+    command = [sys.executable, "-m", module, "--child", str(job)]
+    if tool != "none":
+        under = [options.sanitizer, "--tool", tool, *OPTIONS.get(tool, []), "--print-limit"]
+        command = [*under, "5", *command]
+    code, text = _run(command, options.timeout, environment)
     if code is None:
         return "timeout", f"more than {options.timeout:g} s"
     errors, message = summed_up(text) if tool != "none" else (0, "")
@@ -227,6 +242,19 @@ def main() -> int:
     """Parse the command line, build, run every tool, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ops", nargs="*", choices=SIZES, default=list(SIZES))
+    return run_main(parser, child, _sanitized)
+
+
+def run_main(
+    parser: argparse.ArgumentParser,
+    child: Callable[[Path], int],
+    sanitized: Callable[[argparse.Namespace], Rows],
+) -> int:
+    """Parse the command line, and print a row of `sanitized` after the other; an exit code.
+
+    Adds the options of who runs children under a tool. A row's first cells say what was called,
+    the last three by what tool, how many errors it found, and the first message.
+    """
     parser.add_argument("--templates", nargs="*", help="only these")
     parser.add_argument("--tools", nargs="*", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one child")
@@ -238,46 +266,47 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         return child(options.child)
-    try:
-        return _sanitized(options)
-    except TunerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-
-
-def _sanitized(options: argparse.Namespace) -> int:
     is_cpu = options.device == "cpu"
-    tools = ["none"] if is_cpu else options.tools
+    options.tools = ["none"] if is_cpu else options.tools
     usual = "/usr/local/cuda/bin/compute-sanitizer"
     options.sanitizer = options.sanitizer or shutil.which("compute-sanitizer") or usual
     if not is_cpu and not shutil.which(options.sanitizer):
         print(f"error: {options.sanitizer}: no such program; next: --sanitizer", file=sys.stderr)
         return 3
-    device = this_device(options.device)
     rows: list[Sequence[str]] = []
     text, is_clean = "", True
+    try:
+        for row in sanitized(options):
+            is_clean = is_clean and row[-2] == "0"
+            rows.append(row)
+            print(" | ".join(row), file=sys.stderr, flush=True)
+            text = table(rows, COLUMNS) + "\n"
+            if options.out is not None:  # after each row: an interrupted run keeps what it has
+                options.out.write_text(text, encoding="utf-8")
+    except TunerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(text, end="")
+    return 0 if is_clean and rows else 1
+
+
+def _sanitized(options: argparse.Namespace) -> Rows:
+    device = this_device(options.device)
     for op in options.ops:
         chosen = [
             params
             for params in CONFIGURATIONS[op]
-            if (params["template"] == "cpu") == is_cpu
+            if (params["template"] == "cpu") == (device.kind == "cpu")
             and params["template"] in (options.templates or [params["template"]])
         ]
         results, options.environment = build_all(op, chosen, device, SIZES[op])
-        asked = list(product(results, tools))
+        asked = list(product(results, options.tools))
         ask = partial(checked, op=op, options=options)
         with ThreadPoolExecutor(options.jobs) as pool:
             answers = pool.map(lambda one, ask=ask: ask(one[0], tool=one[1]), asked)
             for (built, tool), said in zip(asked, answers, strict=True):
-                is_clean = is_clean and said[0] == "0"
                 name = f"{op}/{built.params['template']}"
-                rows.append((name, label(built.params), tool, *said))
-                print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-                text = table(rows, COLUMNS) + "\n"
-                if options.out is not None:  # after each row: an interrupted run keeps what it has
-                    options.out.write_text(text, encoding="utf-8")
-    print(text, end="")
-    return 0 if is_clean and rows else 1
+                yield (name, label(built.params), tool, *said)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -77,6 +78,21 @@ RACECHECK = """========= COMPUTE-SANITIZER
 )
 def test_what_a_tool_says_is_counted_and_quoted(text, found):
     assert sanitize.summed_up(text) == found
+
+
+def test_generated_kernels_are_called_by_children():
+    command = [sys.executable, "-m", "benchmarks.sanitize_modules", "--device", "cpu"]
+    said = subprocess.run(
+        [*command, "--modules", "gate", "depthwise_convolution"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert said.returncode == 1  # a CPU has no kernels for one of them
+    _, _, *rows = (line.split(" | ") for line in said.stdout.splitlines())
+    assert [(row[0], row[3]) for row in rows] == [
+        ("| depthwise_convolution", "not run"), ("| gate/nest", "0"),
+    ]  # fmt: skip
 
 
 def test_the_gpu_table_has_what_it_promises():
