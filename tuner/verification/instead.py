@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from tuner.by_batch import NO_ROWS, WORST, without_steps_in
 from tuner.evaluate.job_spec import JobSpec
@@ -17,7 +18,7 @@ from tuner.planning.planning import Planned
 from tuner.run import Run
 from tuner.trial import Finalist, Trial
 from tuner.verification.exporting import ExportFile, export_of, fallback_of
-from tuner.verification.ranking import are_of_gradients, is_behind
+from tuner.verification.ranking import are_of_gradients, is_behind, remarks_on
 from tuner.verification.together import Tuned, file_of
 from tuner.wording import one_line
 
@@ -26,19 +27,44 @@ __all__ = ["Instead"]
 NEARLY = 1.15  # times as long: a step's kernel may make up for that
 
 
+class Export(Protocol):
+    """Verifies a file and puts it under its name, or beside it as rejected.
+
+    With problems by name the file is raced `at` these as well.
+    """
+
+    def __call__(
+        self, file: ExportFile, at: Mapping[str, JobSpec], *, is_of_pytorch: bool = False
+    ) -> Finalist: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """Exports something else than the winner's own file.
-
-    `export` verifies a file and puts it under its name, or beside it; with problems by name it
-    races the file at these as well.
-    """
+    """Exports something else than the winner's own file."""
 
     planned: Planned
     toolchain: Toolchain
     run: Run
     observer: Observer
-    export: Callable[[ExportFile, dict[str, JobSpec]], Finalist]
+    export: Export
+
+    def settled(
+        self, trial: Trial, winner: Finalist, accept: Callable[[int | None], None]
+    ) -> tuple[Finalist, bool, list[str]]:
+        """Export the winner, or what is faster: with PyTorch's steps, or PyTorch's own modules.
+
+        `accept` puts the files that were raced under their names, that of a trial, if one is
+        named, under the usual one. Also returns whether it is PyTorch's own modules, and notes.
+        """
+        notes: list[str] = []
+        if not self.is_wanted(winner):
+            accept(trial.number)
+            winner, notes = self.without_slow_steps(trial, winner)
+        if not self.is_wanted(winner):  # raced once more where its steps are others now
+            return winner, False, [*notes, *remarks_on(winner, self.planned.family.model_new)]
+        accept(None)
+        exported, more = self.pytorch(winner)
+        return exported, True, [*notes, *more]
 
     @staticmethod
     def is_wanted(winner: Finalist) -> bool:
@@ -69,7 +95,7 @@ class Instead:
             f"in trial_{slower.trial}.py"
         )
         file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
-        exported = self.export(file, {})
+        exported = self.export(file, {}, is_of_pytorch=True)
         if not exported.check.is_accepted:  # the reference's calls differ from each other, say
             note = f"{note}; PyTorch's own modules were rejected: {exported.check.reason}"
         return exported, [note]

@@ -106,27 +106,21 @@ class Verification:
         winner = ties[0]
         notes = [*self.schedule.reductions, *self.instead.words_of(rejected)]
         exported = entries[winner]
-        is_fallback = self.instead.is_wanted(exported)
-        together = None
+        is_fallback, together = False, None
         if self.beside:
-            fastest = None if is_fallback else by_number[winner]
+            fastest = None if self.instead.is_wanted(exported) else by_number[winner]
             is_faster = exported.verdict == "faster"
             own = Tuned(self.planned, fastest, self.run.path.name, is_faster)
             together, more = self.instead.together([*self.beside, own])
             notes += more
         if together is not None:
             self._accept(believed, entries)
-            exported, is_fallback = together, False
+            exported = together
             notes += ranking.remarks_on(exported, self.planned.family.model_new)
-        elif is_fallback:
-            self._accept(believed, entries)
-            self.schedule = self.schedule.of_pytorch
-            exported, more = self.instead.pytorch(exported)
-            notes += more
         else:
-            self._accept(believed, entries, winner)
-            exported, more = self.instead.without_slow_steps(by_number[winner], exported)
-            notes += [*more, *ranking.remarks_on(exported, self.planned.family.model_new)]
+            accept = partial(self._accept, believed, entries)
+            exported, is_fallback, more = self.instead.settled(by_number[winner], exported, accept)
+            notes += more
         compiled = None
         if exported.check.is_accepted:
             compiled = self.rival.result(exported, self.run.export_path, self.schedule)
@@ -165,11 +159,16 @@ class Verification:
             if why := profile_into(self.run.path, self.planned.spec, result, self.rival.ready):
                 self.observer.on_stage(f"  not profiled: {why}")
 
-    def export(self, file: ExportFile, at: Mapping[str, JobSpec]) -> Finalist:
+    def export(
+        self, file: ExportFile, at: Mapping[str, JobSpec], *, is_of_pytorch: bool = False
+    ) -> Finalist:
         """Check and race one file alone, and put it under its name, or beside it as rejected.
 
-        It is raced `at` further problems as well, each with a name.
+        It is raced `at` further problems as well, each with a name; of PyTorch's own modules the
+        race is short.
         """
+        if is_of_pytorch:
+            self.schedule = self.schedule.of_pytorch
         Racer(self.planned.spec).get_ready([file.contender])
         entry = self._check(file)
         file = self.batching.known(file) or file
