@@ -524,18 +524,27 @@ def test_labels_that_pytorch_refuses_take_the_references_way(tmp_path):
     assert len(calls) == 1
 
 
+# What of y is picked, and which numbers PyTorch refuses then, of these.
+LABELS = (-100, -1, 100)
 CHOICES = {
-    "masked": "y.masked_fill(~y.ne(-100), 0)",
-    "equal": "y.masked_fill(y == -100, 7)",
-    "where": "torch.where(y != -100, y, 0)",
-    "clamped": "y.clamp(min=0)",
+    "masked": ("y.masked_fill(~y.ne(-100), 0)", (-1, 100)),
+    "equal": ("y.masked_fill(y == -100, 7)", (-1, 100)),
+    "where": ("torch.where(y != -100, y, 0)", (-1, 100)),
+    "clamped": ("y.clamp(min=0)", (100,)),
+    "between": ("y.clamp(0, 99)", ()),
+    "from": ("torch.where(y >= 0, y, 3)", (100,)),
+    "above": ("torch.where(y > -1, y, 3)", (100,)),
+    "negative": ("y.masked_fill(y < 0, 5)", (100,)),
+    "up_to": ("torch.where(y <= 99, y, 3)", (-100, -1)),
+    "outside": ("torch.where(y >= 0, y, -7)", (-100, -1, 100)),
 }
 
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_labels_chosen_by_hand_take_the_references_way_where_pytorch_refuses_them(name, tmp_path):
     """Loops found nothing at a place outside, and gave an answer where PyTorch refuses one."""
-    place = CHOICES[name].replace("y", "y[1:]")
+    place, refused = CHOICES[name]
+    place = place.replace("y", "y[1:]")
     call = f"x[:-1].logsumexp(1) - x[:-1].gather(1, ({place}).unsqueeze(1)).squeeze(1)"
     text = text_of("cross_entropy").replace(MODULES["cross_entropy"][0], call)
     problem, made = derive(tmp_path, name, text)
@@ -546,13 +555,14 @@ def test_labels_chosen_by_hand_take_the_references_way_where_pytorch_refuses_the
     model, (x, y) = module["ModelNew"](), problem.make_inputs(1)
     with torch.no_grad():
         model(x, y)
-        y[3] = -100
-        model(x, y)
-        assert len(calls) == (1 if name == "clamped" else 2)
-        for wrong in (100, *(() if name == "clamped" else (-1,))):
-            y[3] = wrong
-            with pytest.raises(RuntimeError, match=f"index {wrong} is out of bounds"):
+        for number in LABELS:
+            y[3] = number
+            if number in refused:
+                with pytest.raises(RuntimeError, match="is out of bounds"):
+                    model(x, y)
+            else:
                 model(x, y)
+    assert len(calls) == 1 + len(LABELS) - len(refused)
 
 
 def test_what_is_not_usual_takes_the_references_way(tmp_path):

@@ -286,7 +286,7 @@ def usual_text(
             (t.dtype, ["batch", *t.shape[1:]] if has_batch(graph, t, batch) else [*t.shape])
             for t in tensors
         ],
-        places={names.index(n): p for n, p in picking_inputs(graph).items() if n in names},
+        places={names.index(n): tuple(p) for n, p in picking_inputs(graph).items() if n in names},
         is_number=[not a.is_tensor for a in graph.arguments],
         tuned_rows=batch,
         fewest_rows=graph.fewest_rows,

@@ -59,7 +59,7 @@ _GIVEN = [  # inputs: dtype, whether they have any number of rows, and their fur
 _IS_NUMBER = {is_number!r}  # of each argument
 _TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no longer fit in 32 bits
 _FEWEST_ROWS, _MOST_ROWS = {fewest_rows}, {most_rows}  # between which forward does the same
-_PLACES = {places}  # inputs that pick one of so many, and the number that picks none
+_PLACES = {places}  # inputs that pick one of many: from which number on, below which, or that
 _STATE = {state!r}
 _FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
 _SETTINGS = {settings}
@@ -115,11 +115,14 @@ def are_notes(module, settings, usual):
     return True
 
 
-def is_in_range(x, size, ignored):
+def is_in_range(x, least, end, ignored):
     # On a CPU PyTorch refuses other places; on a GPU nobody waits to know.
     if torch.compiler.is_compiling():
         return False
-    is_wrong = (x < 0) | (x >= size)
+    if least is None or end is None:
+        is_wrong = x >= end if least is None else x < least
+    else:
+        is_wrong = (x < least) | (x >= end)
     return not bool((is_wrong if ignored is None else is_wrong & (x != ignored)).any())
 
 

@@ -2,52 +2,99 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tuner.capture.graph.graph import Graph, Node, Ref
 from tuner.capture.nests.index_space import viewed
 from tuner.capture.nests.viewing import real_name
 
-__all__ = ["picking_inputs"]
+__all__ = ["Places", "picking_inputs"]
+
+# What holds where a comparison does not.
+_NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
 
 
-def picking_inputs(graph: Graph) -> dict[str, tuple[int, int | None]]:
-    """Return inputs that pick places of something, with its size, and the number that picks none.
+class Places(NamedTuple):
+    """The numbers that an input may hold: from `least` on, below `end`, and `ignored`.
 
-    That number is a loss's `ignore_index`. With other numbers outside a loop would find nothing
-    where PyTorch refuses the place. What is computed of an input in another way than by a choice
-    or by a bound is not followed.
+    None where there is no such bound, and no such number.
     """
-    found: dict[str, tuple[int, int | None]] = {}
+
+    least: int | None
+    end: int | None
+    ignored: int | None = None
+
+    def allows(self, number: object) -> bool:
+        """Whether it is a number that may be held."""
+        if not isinstance(number, int | float):
+            return False
+        is_above = self.least is None or number >= self.least
+        return number == self.ignored or (is_above and (self.end is None or number < self.end))
+
+    def where(self, relation: str, number: int) -> Places:
+        """Return what may be held where only numbers of that relation to one get this far."""
+        if relation == "ne":
+            return self._replace(ignored=number)
+        first = number + (relation == "gt")  # the least that does
+        if relation in ("ge", "gt") and self.least is not None and first >= self.least:
+            return self._replace(least=None)
+        end = number + (relation == "le")
+        if relation in ("le", "lt") and self.end is not None and end <= self.end:
+            return self._replace(end=None)
+        return self
+
+    def both(self, other: Places) -> Places:
+        """Return what both allow."""
+        least = max((n for n in (self.least, other.least) if n is not None), default=None)
+        end = min((n for n in (self.end, other.end) if n is not None), default=None)
+        ignored = (n for n in (self.ignored, other.ignored) if n is not None)
+        beside = (n for n in ignored if self.allows(n) and other.allows(n))
+        return Places(least, end, next(beside, None))
+
+
+def picking_inputs(graph: Graph) -> dict[str, Places]:
+    """Return inputs that pick places of something, with the numbers that they may hold.
+
+    With others outside a loop would find nothing where PyTorch refuses the place. A number that
+    picks none is a loss's `ignore_index`. What is computed of an input in another way than by a
+    choice or by a bound is not followed.
+    """
+    found: list[dict[str, Places]] = []
     for node in graph.nodes:
-        if node.op != "gather":
-            continue
-        size = graph.value(node.refs[0]).shape[int(str(node.attrs["axis"]))]
-        for name, ignored in _origins(graph, node.refs[1], size).items():
-            smallest, before = found.get(name, (size, ignored))
-            found[name] = min(smallest, size), ignored if before == ignored else None
-    return found
+        if node.op == "gather":
+            size = graph.value(node.refs[0]).shape[int(str(node.attrs["axis"]))]
+            found.append(_origins(graph, node.refs[1], Places(0, size)))
+    bound = _merged(found).items()
+    return {n: places for n, places in bound if places.least is not None or places.end is not None}
 
 
-def _origins(graph: Graph, name: str, size: int) -> dict[str, int | None]:
-    """Return the inputs that are the places `name` as they are, with the number that is left out.
+def _origins(graph: Graph, name: str, allowed: Places) -> dict[str, Places]:
+    """Return the inputs that are the places `name` as they are, with what they may hold.
 
-    A place of theirs that is inside is inside there, too.
+    `allowed` is what these places may be.
     """
     value = viewed(graph, name)
     if not isinstance(value, Node):
-        return {value.name: None} if value in graph.inputs else {}
+        return {value.name: allowed} if value in graph.inputs else {}
     if value.op in ("maximum", "minimum", "clamp"):
-        return _merged([_origins(graph, ref, size) for ref in value.refs])
+        bounds = [arg for arg in value.args if not isinstance(arg, Ref)]
+        # What is beyond a bound is that number.
+        if value.op != "minimum" and any(map(allowed.allows, bounds[:1])):
+            allowed = allowed._replace(least=None)
+        if value.op != "maximum" and any(map(allowed.allows, bounds[-1:])):
+            allowed = allowed._replace(end=None)
+        return _merged([_origins(graph, ref, allowed) for ref in value.refs])
     if value.op != "where":
         return {}
     branches = [arg.name if isinstance(arg, Ref) else arg for arg in value.args[1:]]
-    found = [_origins(graph, b, size) if isinstance(b, str) else {} for b in branches]
-    left_out = _left_out(graph, value.refs[0])
-    if left_out is not None:
-        asked, number, place = left_out
-        kept, other = branches[place], _number(graph, branches[1 - place])
-        is_inside = other is not None and 0 <= other < size
-        if isinstance(kept, str) and _is_same(graph, kept, asked) and is_inside:
-            found[place] = dict.fromkeys(found[place], number)
+    found: list[dict[str, Places]] = []
+    for place, branch in enumerate(branches):
+        if isinstance(branch, str):
+            passed, other = allowed, _number(graph, branches[1 - place])
+            asked = _asked(graph, value.refs[0], is_so=place == 0)
+            if asked is not None and allowed.allows(other) and _is_same(graph, branch, asked[0]):
+                passed = allowed.where(*asked[1:])
+            found.append(_origins(graph, branch, passed))
     return _merged(found)
 
 
@@ -60,24 +107,24 @@ def _is_same(graph: Graph, first: str, second: str) -> bool:
     return alike and _is_same(graph, one.refs[0], other.refs[0])
 
 
-def _merged(found: list[dict[str, int | None]]) -> dict[str, int | None]:
-    made: dict[str, int | None] = {}
+def _merged(found: list[dict[str, Places]]) -> dict[str, Places]:
+    made: dict[str, Places] = {}
     for each in found:
-        made |= {n: i if made.get(n, i) == i else None for n, i in each.items()}
+        made |= {n: made[n].both(p) if n in made else p for n, p in each.items()}
     return made
 
 
-def _left_out(graph: Graph, condition: str) -> tuple[str, int, int] | None:
-    """Return of a comparison what it asks, the number, and the branch where it is another."""
-    node, place = graph.value(real_name(graph, condition)), 0
+def _asked(graph: Graph, condition: str, *, is_so: bool) -> tuple[str, str, int] | None:
+    """Return what a comparison asks, and its relation to which number where it is so, or not."""
+    node = graph.value(real_name(graph, condition))
     while isinstance(node, Node) and node.op == "logical_not":
-        node, place = graph.value(real_name(graph, node.refs[0])), 1 - place
-    if not isinstance(node, Node) or node.op not in ("ne", "eq") or len(node.refs) != 1:
+        node, is_so = graph.value(real_name(graph, node.refs[0])), not is_so
+    if not isinstance(node, Node) or node.op not in _NEGATED or len(node.refs) != 1:
         return None
-    number = node.args[1]
-    if type(number) is not int:
+    first, number = node.args
+    if type(number) is not int or not isinstance(first, Ref):
         return None
-    return node.refs[0], number, place if node.op == "ne" else 1 - place
+    return first.name, node.op if is_so else _NEGATED[node.op], number
 
 
 def _number(graph: Graph, branch: object) -> float | None:
