@@ -195,6 +195,12 @@ MODULES = {
         "a = x.t() @ x; return F.softmax(a.masked_fill(self.mask == 0, float('-inf')), -1)",
         X,
     ),
+    "numbers where a mask says": (
+        "pass",
+        "y = x + 1; y[m] = 0.0; y[n] = -1.0; return y",
+        f"{X}, torch.rand(4) > 0.5, torch.rand(4, 6) > 0.5",
+        "x, m, n",
+    ),
     "tied parameters": (
         "self.a = nn.Linear(6, 6); self.b = nn.Linear(6, 6); self.b.weight = self.a.weight",
         "return self.b(self.a(x))",

@@ -66,11 +66,15 @@ def test_it_is_found_where_pytorch_takes_it(part, call, before, found, tmp_path)
     assert fast_paths(load_problem(path)) == found
 
 
-def test_in_eval_mode_it_is_named_with_what_to_do(tmp_path):
+@pytest.mark.parametrize("draws", [False, True])
+def test_in_eval_mode_it_is_named_with_what_to_do(draws, tmp_path):
+    """Training mode is no way out where that draws random numbers."""
     path = tmp_path / "module.py"
-    path.write_text(text_of(*LAYER))
-    with pytest.raises(InputError, match=r"aten\._transformer_encoder_layer_fwd(?s:.*)--mode tra"):
+    part, call = LAYER
+    path.write_text(text_of(part.replace("=0.0", "=0.1") if draws else part, call))
+    with pytest.raises(InputError, match=r"aten\._transformer_encoder_layer_fwd") as refused:
         derive_operator(path, mode="eval")
+    assert ("--mode train" in str(refused.value)) != draws and OFF in str(refused.value)
 
 
 @pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")

@@ -187,16 +187,17 @@ class _Child:
         graph = capture(problem)
         require_initialised(problem)
         fused = fast_paths(problem)
-        if fused and not graph.is_training:
-            raise CaptureError(
-                f"{path}: in eval mode Model.forward runs {' and '.join(fused)}, PyTorch's own "
-                "fused operation; expected several, for which kernels are generated\n"
-                "  next: tune it as it is trained, --mode train; or write "
-                "torch.backends.mha.set_fastpath_enabled(False) into the file, which leaves it out"
-            )
         other = None
         with suppress(CaptureError):
             other = capture(problem, mode="eval" if graph.is_training else "train")
+        if fused and not graph.is_training:
+            trained = "" if other is None else "tune it as it is trained, --mode train; or "
+            raise CaptureError(
+                f"{path}: in eval mode Model.forward runs {' and '.join(fused)}, PyTorch's own "
+                "fused operation; expected several, for which kernels are generated\n"
+                f"  next: {trained}write torch.backends.mha.set_fastpath_enabled(False) into the "
+                "file, which leaves it out"
+            )
         has_modes = other is None or graph.key != other.key or bool(fused)
         resized = with_another_batch(problem, graph)
         forwards = [captured_of(problem, g) for g in (graph, resized) if g]

@@ -103,9 +103,11 @@ def _index_put(low: Lowering, a: dict[str, Any]) -> Results:
     mask = indices[0] if len(indices) == 1 else None
     if a.get("accumulate") or not isinstance(mask, Ref) or low.shape_of(number) != ():
         return None
-    if low.forms[mask.name] != (low.shape, "bool"):
+    shape, dtype = low.forms[mask.name]
+    if dtype != "bool" or shape != low.shape[: len(shape)]:
         return None
-    return low.pointwise("where", mask, number, a["self"])
+    whole = low.view(mask, (*shape, *(1,) * (len(low.shape) - len(shape))))
+    return low.pointwise("where", whole, number, a["self"])
 
 
 def _cast(low: Lowering, a: dict[str, Any]) -> Results:

@@ -165,12 +165,24 @@ def _prepared(graph: Graph, partition: Partition) -> Graph:
 
 
 def _require_computed(graph: Graph, results: Sequence[tuple[str, str]]) -> None:
-    """Require that no result is what is given; each has a name, and that of what it shows."""
+    """Require that no result is what is given; each has a name, and that of what it shows.
+
+    The first are what forward returns, in order.
+    """
     nodes = {n.name for n in graph.nodes}
-    for name, real in results:
-        if real not in nodes or not isinstance(viewed(graph, real), Node):
-            then = "leave it out of what forward returns, whose caller has it"
-            raise refusal(None, f"the result {name} is {real} as it is given", then=then)
+    for place, (name, real) in enumerate(results):
+        given = viewed(graph, real)
+        if real in nodes and isinstance(given, Node):
+            continue
+        what = f"the result {name}"
+        if place < len(graph.outputs):
+            what = f"result {place + 1} of the {len(graph.outputs)} that forward returns"
+        view = next((node for node in graph.nodes if node.name == name), None)
+        is_view = "a view of " * (view is not None)
+        raise refusal(
+            view, f"{what} is {is_view}{given.name}, as it is given", "results that are computed",
+            "leave it out of what forward returns, whose caller has it",
+        )  # fmt: skip
 
 
 def _computed(graph: Graph, results: set[str], counted: Collection[str]) -> list[Node]:
