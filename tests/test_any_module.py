@@ -536,6 +536,10 @@ CHOICES = {
     "above": ("torch.where(y > -1, y, 3)", (100,)),
     "negative": ("y.masked_fill(y < 0, 5)", (100,)),
     "up_to": ("torch.where(y <= 99, y, 3)", (-100, -1)),
+    "bound_and_left_out": (
+        "(lambda z: torch.where(z != -100, z, 0))(y.clamp(min=-100))",
+        (-1, 100),
+    ),
     "outside": ("torch.where(y >= 0, y, -7)", (-100, -1, 100)),
 }
 

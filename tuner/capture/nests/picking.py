@@ -78,10 +78,11 @@ def _origins(graph: Graph, name: str, allowed: Places) -> dict[str, Places]:
         return {value.name: allowed} if value in graph.inputs else {}
     if value.op in ("maximum", "minimum", "clamp"):
         bounds = [arg for arg in value.args if not isinstance(arg, Ref)]
-        # What is beyond a bound is that number.
-        if value.op != "minimum" and any(map(allowed.allows, bounds[:1])):
+        # What is beyond a bound is that number; up to it each stays what it is.
+        is_inside = allowed._replace(ignored=None).allows
+        if value.op != "minimum" and any(map(is_inside, bounds[:1])):
             allowed = allowed._replace(least=None)
-        if value.op != "maximum" and any(map(allowed.allows, bounds[-1:])):
+        if value.op != "maximum" and any(map(is_inside, bounds[-1:])):
             allowed = allowed._replace(end=None)
         return _merged([_origins(graph, ref, allowed) for ref in value.refs])
     if value.op != "where":
