@@ -1,14 +1,16 @@
-"""Inputs that say which elements are picked, and the numbers that they may hold."""
+"""What says which elements are picked: inputs, and what they may hold; a place of each row."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tuner.capture.graph.graph import Graph, Node, Ref
 from tuner.capture.nests.index_space import viewed
+from tuner.capture.nests.nest import COLUMN, Nest
 from tuner.capture.nests.viewing import real_name
 
-__all__ = ["Places", "picking_inputs"]
+__all__ = ["Places", "picked_place", "picking_inputs"]
 
 # What holds where a comparison does not.
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
@@ -134,3 +136,26 @@ def _number(graph: Graph, branch: object) -> float | None:
         value = graph.value(real_name(graph, branch))
         branch = value.args[0] if isinstance(value, Node) and value.op == "full" else None
     return branch if isinstance(branch, int | float) else None
+
+
+def picked_place(nest: Nest, number: int, kept: Collection[str]) -> str | None:
+    """Return the value that says of which column alone a pass takes anything of a row, if any.
+
+    Over all columns such a pass of a cross entropy took as long, for the label, as that of the
+    exponentials (2026-12-03). `kept` are values that passes keep for later ones, of all columns.
+    """
+    each = nest.passes[number]
+    statements = {s.name: s for s in each.statements}
+    earlier = {s.name for p in nest.passes[:number] for s in p.statements}
+    if each.writes or nest.scans or not earlier.issuperset(statements.keys() & set(kept)):
+        return None
+    places: set[object] = set()
+    for reduction in each.reductions:
+        picked = statements.get(reduction.value)
+        asked = None if picked is None else statements.get(str(picked.operands[0]))
+        if reduction.fold != "sum" or picked is None or asked is None:
+            return None
+        is_pick = picked.op == "where" and picked.operands[2] == 0.0 and asked.op == "eq"
+        places.add(asked.operands[1] if is_pick and asked.operands[0] == COLUMN else None)
+    place = places.pop() if len(places) == 1 else None
+    return place if isinstance(place, str) and not nest.is_inner(place) else None

@@ -9,7 +9,10 @@ from tuner.capture.nests.operations import converted, emit, literal
 
 __all__ = [
     "START",
+    "STEPS",
+    "STEPS_BACKWARDS",
     "carries_of",
+    "columns_of",
     "indented",
     "joined",
     "parts_of",
@@ -20,6 +23,23 @@ __all__ = [
 START = {"sum": "0.0f", "amax": "-INFINITY", "amin": "INFINITY",
          "argmax": "-INFINITY", "argmin": "INFINITY"}  # fmt: skip
 _JOINED = {"amax": "maximum", "amin": "minimum"}
+STEPS = [
+    "int64_t j = begin;",
+    "for (; j + kUnroll * simd::kWidth <= end; j += kUnroll * simd::kWidth)",
+    "  for (int u = 0; u < kUnroll; ++u)",
+    "    step(std::false_type{}, j + u * simd::kWidth, simd::kWidth, u);",
+    "for (; j + simd::kWidth <= end; j += simd::kWidth)",
+    "  step(std::false_type{}, j, simd::kWidth, 0);",
+    "if (j < end) step(std::true_type{}, j, static_cast<int>(end - j), 0);",
+]
+STEPS_BACKWARDS = [
+    "int64_t j = end - (end - begin) % simd::kWidth;",
+    "if (j < end) step(std::true_type{}, j, static_cast<int>(end - j), 0);",
+    "while (j >= begin + kUnroll * simd::kWidth)",
+    "  for (int u = 0; u < kUnroll; ++u)",
+    "    step(std::false_type{}, j -= simd::kWidth, simd::kWidth, u);",
+    "while (j > begin) step(std::false_type{}, j -= simd::kWidth, simd::kWidth, 0);",
+]
 _SCANS = {"sum": "scans::Sum", "prod": "scans::Product"}
 
 
@@ -71,6 +91,20 @@ def carries_of(
             yield f"for (int u = 0; u < kUnroll; ++u) {begun}"
         else:
             yield f"double {carry} = {scan.neutral};"
+
+
+def columns_of(place: str | None, first: str, end: str) -> Iterator[str]:
+    """Write `first` and `last` of the columns that a pass goes over.
+
+    Where it takes something of a `place` of each row alone, it goes over that, if it is here.
+    """
+    if place is None:
+        yield f"const int64_t first = {first}, last = {end};"
+        return
+    yield f"const int64_t least = {first}, most = {end};"
+    yield f"const bool is_here = ({place})[0] >= least && ({place})[0] < most;"
+    yield f"const int64_t first = is_here ? static_cast<int64_t>(({place})[0]) : 0;"
+    yield "const int64_t last = is_here ? first + 1 : 0;"
 
 
 def _scan_text(scan: Scan, nest: Nest, names: Mapping[str, str]) -> str:

@@ -20,11 +20,15 @@ from tuner.capture.nests.indexing import (
 )
 from tuner.capture.nests.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
 from tuner.capture.nests.operations import converted, operation_of
+from tuner.capture.nests.picking import picked_place
 from tuner.capture.nests.precision import CPP_TYPES
 from tuner.capture.nests.windows import cpp_tap, cpp_window
 from tuner.capture.writers.cpp_folds import (
     START,
+    STEPS,
+    STEPS_BACKWARDS,
     carries_of,
+    columns_of,
     indented,
     joined,
     parts_of,
@@ -133,7 +137,7 @@ class RowWriter:
             for reduction in each.reductions:
                 yield f"{_kind(reduction)} {self.names[reduction.name]};"
             yield "{  // " + self._about(each)
-            yield "  const int64_t first = 0, last = cols;"
+            yield from indented(self._columns(number, "0", "cols"), 2)
             yield from indented(self._sweep(number, each), 2)
             for reduction in each.reductions:
                 yield f"  {self.names[reduction.name]} = {self._folded(reduction)};"
@@ -156,10 +160,11 @@ class RowWriter:
             yield "#pragma omp for schedule(static)"
             yield "    for (int64_t piece = 0; piece < rows * pieces; ++piece) {"
             yield "      const int64_t i = piece / pieces;"
-            yield "      const int64_t first = piece % pieces * kSplit;"
-            yield "      const int64_t last = std::min(cols, first + kSplit);"
             yield "      (void)i;"
             yield from indented(self._known(number), 6)
+            start = "piece % pieces * kSplit"
+            end = f"std::min<int64_t>(cols, {start} + kSplit)"
+            yield from indented(self._columns(number, start, end), 6)
             yield from indented(self._sweep(number, each), 6)
             for reduction in each.reductions:
                 name = self.names[reduction.name]
@@ -243,6 +248,11 @@ class RowWriter:
 
     # ---- one pass over some of a row ----------------------------------------------------------
 
+    def _columns(self, number: int, first: str, end: str) -> Iterator[str]:
+        """Say over which of these columns a pass goes: where it takes one of a row, over that."""
+        place = picked_place(self.nest, number, self.kept)
+        return columns_of(None if place is None else self._floats(place), first, end)
+
     def _sweep(self, number: int, each: Pass) -> Iterator[str]:
         """Go over the columns from `first` to `last`."""
         for reduction in each.reductions:
@@ -270,7 +280,7 @@ class RowWriter:
             yield "{% endif %}"
         else:
             yield from indented(self._segment(number, each, []), 2)
-        steps = _STEPS_BACKWARDS if self.nest.is_backwards else _STEPS
+        steps = STEPS_BACKWARDS if self.nest.is_backwards else STEPS
         yield from indented(iter(steps), 2)
         yield "}"
         for name in [self.names[r.name] for r in each.reductions if r.fold == "sum"]:
@@ -369,23 +379,6 @@ class RowWriter:
         return f"math::splat({self._lanes(reduction)})"
 
 
-_STEPS = [
-    "int64_t j = begin;",
-    "for (; j + kUnroll * simd::kWidth <= end; j += kUnroll * simd::kWidth)",
-    "  for (int u = 0; u < kUnroll; ++u)",
-    "    step(std::false_type{}, j + u * simd::kWidth, simd::kWidth, u);",
-    "for (; j + simd::kWidth <= end; j += simd::kWidth)",
-    "  step(std::false_type{}, j, simd::kWidth, 0);",
-    "if (j < end) step(std::true_type{}, j, static_cast<int>(end - j), 0);",
-]
-_STEPS_BACKWARDS = [
-    "int64_t j = end - (end - begin) % simd::kWidth;",
-    "if (j < end) step(std::true_type{}, j, static_cast<int>(end - j), 0);",
-    "while (j >= begin + kUnroll * simd::kWidth)",
-    "  for (int u = 0; u < kUnroll; ++u)",
-    "    step(std::false_type{}, j -= simd::kWidth, simd::kWidth, u);",
-    "while (j > begin) step(std::false_type{}, j -= simd::kWidth, simd::kWidth, 0);",
-]
 FINISH = ["{% if stream_output %}", "    streams::finish();", "{% endif %}"]
 
 
