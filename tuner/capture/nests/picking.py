@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
 from tuner.capture.graph.graph import Graph, Node, Ref
 from tuner.capture.nests.index_space import viewed
-from tuner.capture.nests.nest import COLUMN, Nest
+from tuner.capture.nests.nest import COLUMN, Nest, Pass, Reduction, still_needed
 from tuner.capture.nests.viewing import real_name
 
-__all__ = ["Places", "picked_place", "picking_inputs"]
+__all__ = ["Places", "picked_place", "picking_inputs", "with_picks_apart"]
 
 # What holds where a comparison does not.
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
@@ -145,17 +146,45 @@ def picked_place(nest: Nest, number: int, kept: Collection[str]) -> str | None:
     exponentials (2026-12-03). `kept` are values that passes keep for later ones, of all columns.
     """
     each = nest.passes[number]
-    statements = {s.name: s for s in each.statements}
+    names = {s.name for s in each.statements}
     earlier = {s.name for p in nest.passes[:number] for s in p.statements}
-    if each.writes or nest.scans or not earlier.issuperset(statements.keys() & set(kept)):
+    if each.writes or nest.scans or not earlier.issuperset(names.intersection(kept)):
         return None
-    places: set[object] = set()
-    for reduction in each.reductions:
-        picked = statements.get(reduction.value)
-        asked = None if picked is None else statements.get(str(picked.operands[0]))
-        if reduction.fold != "sum" or picked is None or asked is None:
-            return None
-        is_pick = picked.op == "where" and picked.operands[2] == 0.0 and asked.op == "eq"
-        places.add(asked.operands[1] if is_pick and asked.operands[0] == COLUMN else None)
-    place = places.pop() if len(places) == 1 else None
-    return place if isinstance(place, str) and not nest.is_inner(place) else None
+    places = {_place_of(nest, each, reduction) for reduction in each.reductions}
+    return places.pop() if len(places) == 1 else None
+
+
+def with_picks_apart(nest: Nest) -> Nest:
+    """Return a nest whose passes take of one place of a row in passes of their own."""
+    if nest.scans:
+        return nest
+    passes: list[Pass] = []
+    for each in nest.passes:
+        places = {r.name: _place_of(nest, each, r) for r in each.reductions}
+        groups: dict[str | None, list[Reduction]] = {None: []} if each.writes else {}
+        for reduction in each.reductions:
+            groups.setdefault(places[reduction.name], []).append(reduction)
+        if len(groups) < 2:
+            passes.append(each)
+            continue
+        for place, reductions in groups.items():
+            own = replace(each, reductions=reductions, after=[])
+            own.writes = each.writes if place is None else []
+            own.statements = still_needed(own, [])
+            passes.append(own)
+        passes[-1].after = each.after
+    return replace(nest, passes=tuple(passes))
+
+
+def _place_of(nest: Nest, each: Pass, reduction: Reduction) -> str | None:
+    """Return the value that says which column alone a reduction takes, if it takes one."""
+    statements = {s.name: s for s in each.statements}
+    picked = statements.get(reduction.value)
+    asked = None if picked is None else statements.get(str(picked.operands[0]))
+    if reduction.fold != "sum" or picked is None or asked is None:
+        return None
+    if picked.op != "where" or picked.operands[2] != 0.0 or asked.op != "eq":
+        return None
+    column, place = asked.operands
+    is_of_row = isinstance(place, str) and not nest.is_inner(place)
+    return str(place) if column == COLUMN and is_of_row else None

@@ -20,7 +20,7 @@ from tuner.capture.nests.indexing import (
 )
 from tuner.capture.nests.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
 from tuner.capture.nests.operations import converted, operation_of
-from tuner.capture.nests.picking import picked_place
+from tuner.capture.nests.picking import picked_place, with_picks_apart
 from tuner.capture.nests.precision import CPP_TYPES
 from tuner.capture.nests.windows import cpp_tap, cpp_window
 from tuner.capture.writers.cpp_folds import (
@@ -48,7 +48,7 @@ KEPT_FLOPS = 8  # a value that costs more to compute again may be kept from pass
 
 def parameters_of(nests: Sequence[Nest]) -> list[str]:
     """Return the parameters that nests share, as lines of a template's head."""
-    return [_UNROLL, *([_KEEP] if any(map(_kept_values, nests)) else [])]
+    return [_UNROLL, *([_KEEP] if any(map(_kept_values, map(with_picks_apart, nests))) else [])]
 
 
 def _kept_values(nest: Nest) -> list[str]:
@@ -96,11 +96,11 @@ class RowWriter:
     """
 
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        self.nest, self.function = nest, function
+        self.nest, self.function = with_picks_apart(nest), function
         self.names = {**names, COLUMN: "column_index"}
         self.space = nest.space
         self.is_split = is_split(nest)
-        self.kept = _kept_values(nest)
+        self.kept = _kept_values(self.nest)
         self.rows = row_dims(self.space)
         self.segments = [d for d in sorted(self.space.columns) if d < self.space.tail]
         self.given = {*nest.read}
