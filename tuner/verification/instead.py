@@ -64,6 +64,8 @@ class Instead:
             return winner, False, [*notes, *remarks_on(winner, self.planned.family.model_new)]
         accept(None)
         exported, more = self.pytorch(winner)
+        if notes and not exported.check.is_accepted:  # the winner has the usual name by now
+            return winner, False, [*notes, *more]
         return exported, True, [*notes, *more]
 
     @staticmethod
