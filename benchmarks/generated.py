@@ -16,11 +16,42 @@ from tuner.machine.device import describe
 from tuner.planning.deriving import derive_operator
 from tuner.problem.reference import load_problem
 
-__all__ = ["derived_from", "device_ms", "host_ms", "kernels_ms", "module_with", "rms"]
+__all__ = [
+    "derived_from", "device_ms", "host_ms", "kernels_ms", "module_text", "module_with", "rms",
+]  # fmt: skip
 
 NUM_CALLS = 6
 HOST_CALLS = 20
 HEAD_START_CYCLES = 40_000_000  # of the device: 20 ms, in which the host starts all calls
+
+
+TEXT = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {made}
+
+    def forward(self, x):
+        return {result}
+
+
+def get_inputs():
+    return [torch.randn({shape})]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def module_text(made: str, result: str, shape: str) -> str:
+    """Return a module's file: the constructor's lines, forward of x, and the shape of x."""
+    return TEXT.format(made=made, result=result, shape=shape)
 
 
 def derived_from(text: str, name: str) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.generated import module_text
 from tuner.evaluate.modules import imported
 from tuner.evaluate.steps import step_of
 from tuner.export.module import export_text
@@ -65,28 +66,6 @@ MODULES = {
     "softmax": ("pass", "torch.softmax(x, -1)", "2048, 2048"),
     "GELU": ("pass", "F.gelu(x)", "4096, 2048"),
 }
-TEXT = """
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        {made}
-
-    def forward(self, x):
-        return {result}
-
-
-def get_inputs():
-    return [torch.randn({shape})]
-
-
-def get_init_inputs():
-    return []
-"""
 
 
 def compared(name: str, folder: Path) -> dict[str, float]:
@@ -95,7 +74,7 @@ def compared(name: str, folder: Path) -> dict[str, float]:
 
     made, result, shape = MODULES[name]
     path = folder / f"{name}.py"
-    path.write_text(TEXT.format(made=made, result=result, shape=shape))
+    path.write_text(module_text(made, result, shape))
     derived = derive_operator(path)
     family = load_family(derived.name, [derived.folder])
     device = describe("cpu")

@@ -25,6 +25,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.candidates import label
+from benchmarks.generated import module_text
 from benchmarks.sanitize import Rows, found_by, run_main
 from tuner.config.run_config import load_config
 from tuner.errors import TunerError
@@ -71,28 +72,6 @@ MODULES: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
     "cumulative_sum": ("nn.Identity()", "x.cumsum(1)", (9, 3001)),
     "pooled_images": ("nn.MaxPool2d(3, 2)", "self.part(x).mean((2, 3))", (5, 7, 33, 35)),
 }  # fmt: skip
-TEXT = """
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part = {part}
-
-    def forward(self, x):
-        return {forward}
-
-
-def get_inputs():
-    return [torch.randn({shape})]
-
-
-def get_init_inputs():
-    return []
-"""
 MOST_RMS = 1e-2  # of the largest result's: that is work which was not done, not rounding
 
 
@@ -117,7 +96,8 @@ def jobs_of(name: str, folder: Path, options: argparse.Namespace) -> list[Job] |
     """Derive one module's operator, and export each of its templates; or why there is none."""
     part, forward, shape = MODULES[name]
     reference = folder / f"{name}.py"
-    reference.write_text(TEXT.format(part=part, forward=forward, shape=list(shape)))
+    text = module_text(f"self.part = {part}", forward, f"{shape}")
+    reference.write_text(text)
     try:
         made = derive_operator(reference)
         planned = plan(load_config(made.config, {"device": options.device}))
